@@ -128,7 +128,9 @@ class RunConfig:
         """The config that `to_dict` wrote. Raises ValueError for fields that do not exist."""
         known = {field.name for field in fields(cls)}
         if foreign := sorted(set(values) - known):
-            raise ValueError(f"{', '.join(map(repr, foreign))} is no setting; the settings are {', '.join(sorted(known))}")
+            raise ValueError(
+                f"{', '.join(map(repr, foreign))} is no setting; the settings are {', '.join(sorted(known))}"
+            )
         values = dict(values)
         if "curriculum" in values:
             values["curriculum"] = tuple(tuple(stage) for stage in values["curriculum"])

@@ -93,9 +93,7 @@ def canonical(config: RunConfig) -> RunConfig:
     return config
 
 
-def run(
-    config: RunConfig, listen: Listener | None = None, cancelled: Callable[[], bool] = lambda: False
-) -> RunResult:
+def run(config: RunConfig, listen: Listener | None = None, cancelled: Callable[[], bool] = lambda: False) -> RunResult:
     """Trains and scores one config.
 
     Args:

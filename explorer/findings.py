@@ -1,0 +1,111 @@
+"""What a picture shows, as a sentence computed from its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from explorer.measures import SOLVED
+from explorer.models import MODELS
+
+# A median within this share of the baseline's loss is called "no better", not "worse": the test's standard error.
+MARGIN = 0.03
+
+
+def curve_finding(summary: pd.DataFrame, mean: dict[int, float]) -> str:
+    """What the loss against window length says.
+
+    Args:
+        summary: a `summary_table`.
+        mean: for each window, the loss of guessing the mean.
+    """
+    trained = summary[summary["model"].map(lambda name: bool(MODELS[name].reads))]
+    if trained.empty:
+        if summary.empty:
+            return "Nothing is trained yet"
+        first = summary.iloc[0]
+        losses = summary.loc[summary["model"] == first["model"], "median"]
+        return f"{first['label']} learns nothing and misses by {losses.min():.4f} to {losses.max():.4f}"
+    phrases: dict[str, list[str]] = {}
+    for _, rows in trained.groupby("label", sort=False):
+        phrases.setdefault(_curve_phrase(rows.sort_values("window"), mean), []).append(rows["label"].iloc[0])
+    # Trouble first: it is what the reader came to see.
+    ordered = sorted(phrases.items(), key=lambda item: "solve" in item[0])
+    return capitalised("; ".join(_filled(phrase, labels) for phrase, labels in ordered))
+
+
+def _curve_phrase(rows: pd.DataFrame, mean: dict[int, float]) -> str:
+    windows = rows["window"].tolist()
+    losses = rows["median"].fillna(np.inf).tolist()
+    guess = [mean[window] for window in windows]
+    solved = [loss < SOLVED for loss in losses]
+    if all(solved):
+        where = "every window" if len(windows) > 1 else f"window {windows[0]}"
+        return f"{{who}} solve{{s}} {where}"
+    lost = _tail([loss > base * (1 - MARGIN) for loss, base in zip(losses, guess, strict=True)])
+    worse = _tail([loss > base * (1 + MARGIN) for loss, base in zip(losses, guess, strict=True)])
+    easy = _tail(solved[::-1])
+    if lost:
+        verb = "worse" if worse == lost else "no better"
+        start = windows[-lost]
+        where = f"at window {start}" if lost == 1 else f"from window {start} on"
+        if lost == len(windows) and lost > 1:
+            where = "at every window"
+        return f"{where}, {{who}} {{be}} {verb} than guessing the mean"
+    if easy:
+        return f"{{who}} solve{{s}} windows up to {windows[easy - 1]} and beat{{s}} guessing the mean beyond"
+    return "{who} beat{s} guessing the mean but solve{s} " + ("no window" if not any(solved) else "only some windows")
+
+
+def _filled(phrase: str, labels: list[str]) -> str:
+    one = len(labels) == 1
+    return phrase.format(who=names(labels), s="s" if one else "", be="is" if one else "are")
+
+
+def _tail(flags: list[bool]) -> int:
+    """How many at the end are true without a gap."""
+    return next((place for place, flag in enumerate(reversed(flags)) if not flag), len(flags))
+
+
+def hidden_finding(label: str, prediction: np.ndarray, target: np.ndarray) -> str:
+    """What the last hidden state is good for: the answer read from it against the truth, both (T,)."""
+    if not np.isfinite(prediction).all():
+        return f"Training the {label} diverged: its weights are no longer numbers"
+    if len(target) == 1:
+        off = abs(prediction[0] - target[0])
+        return f"From its last state the {label} reads {prediction[0]:.2f}; the first value was {target[0]:.2f}" + (
+            "" if off >= 0.01 else ", as it should"
+        )
+    error = float(np.sqrt(np.mean((prediction - target) ** 2)))
+    return f"From its last state the {label} recovers the {len(target)} values to within {error:.2f} on average"
+
+
+def attention_finding(weights: pd.DataFrame) -> str:
+    """Where attention looks: from an `attention_table`."""
+    if not np.isfinite(weights["weight"]).all():
+        return "Training attention diverged: its weights are no longer numbers"
+    steps, targets = int(weights["step"].max()), int(weights["target"].max())
+    own = weights[weights["step"] == weights["target"]]["weight"]
+    if targets > 1:
+        return f"Each of the {targets} queries puts {own.mean():.0%} of its weight on its own step, on average"
+    top = weights.loc[weights["weight"].idxmax()]
+    if top["weight"] < 1.5 / steps:
+        return f"Attention spreads its weight evenly: at most {top['weight']:.0%} on any of the {steps} steps"
+    share = (
+        "all" if top["weight"] > 0.9995 else f"{top['weight']:.0%}" if top["weight"] < 0.995 else f"{top['weight']:.1%}"
+    )
+    share += "" if share == "all" else " of"
+    return f"Attention puts {share} its weight on step {int(top['step'])} of {steps}"
+
+
+def names(labels: Iterable[str]) -> str:
+    """ "RNN", "RNN and GRU", "RNN, GRU and LSTM", with the article that running text wants."""
+    words = [label.lower() if label == "Attention" else f"the {label}" for label in labels]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def capitalised(sentence: str) -> str:
+    """The sentence with a capital first letter, the rest as it is."""
+    return sentence[:1].upper() + sentence[1:]

@@ -1,0 +1,1 @@
+"""Streamlit parts that the pages share. With explorer/app.py and pages/, the only code that imports streamlit."""

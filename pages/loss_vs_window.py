@@ -1,0 +1,47 @@
+"""The chart of the project: test loss against window length."""
+
+import streamlit as st
+
+from explorer import figures
+from explorer.experiment import grid
+from explorer.findings import curve_finding
+from explorer.measures import guessing_the_mean, levels_table, runs_table, summary_table
+from explorer.models import MODELS
+from explorer.ui import work
+from explorer.ui.picture import count, heading, numbers, origin, picture, theme, training_budget
+
+settings = st.session_state.settings
+base, windows, models = settings.base, settings.curve_windows, settings.models
+
+
+def draw(results, request):
+    runs = runs_table(results)
+    summary = summary_table(runs)
+    levels = levels_table(base, windows)
+    dashed = levels[levels["key"].isin(models) | ~levels["key"].isin(list(MODELS))]
+    finding = curve_finding(summary, guessing_the_mean(summary, levels))
+    heading(finding, base, [*training_budget(base, models), count(settings.seeds, "weight seed")])
+    log_loss = settings.loss_axis == "Log"
+    picture(
+        figures.loss_curve(runs, summary, dashed, theme(), log_loss),
+        key="curve",
+        alt=f"{finding}. Test loss against window length for {', '.join(MODELS[name].label for name in models)}.",
+        note="A dot is one trained network, a line the median over its seeds, dashed a closed form. *Solved* counts "
+        f"the seeds with a loss below 0.01. Measured on {base.test_sequences} unseen sequences. {origin(request)}",
+    )
+    loss = "%.4f"
+    numbers(
+        summary.merge(levels.pivot(index="window", columns="key", values="value"), on="window"),
+        "loss_vs_window.csv",
+        key="curve_numbers",
+        **dict.fromkeys(["median", "lowest", "highest", *levels["key"].unique()], loss),
+        solved="percent",
+        seconds="%.2f s",
+    )
+
+
+if models:
+    work.follow(grid(base, models, windows, range(1, settings.seeds + 1), [base.data_seed]), draw)
+else:
+    st.title("No model is chosen", anchor=False)
+    st.info("Choose at least one model in the settings to see its loss.")
