@@ -16,6 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+Figure = go.Figure
 FONT = '"Source Sans", "Source Sans Pro", "Segoe UI", sans-serif'
 FLOOR = 1e-7  # a log axis ends here; smaller losses stand on its edge
 LABEL_PIXELS = 17  # between the middles of two labels
@@ -97,7 +98,7 @@ def style(model: str, theme: Theme, models: Sequence[str] = ()) -> Style:
 
 def loss_curve(
     runs: pd.DataFrame, summary: pd.DataFrame, levels: pd.DataFrame, theme: Theme, log_loss: bool = False
-) -> go.Figure:
+) -> Figure:
     """Test loss against window length, and below it how many seeds solved the task.
 
     Args:
@@ -232,7 +233,7 @@ def _spread(ends, low, high, pixels, log_loss) -> list[tuple[float, str, str]]:
     return [(place / scale + low, text, colour) for place, (_, text, colour) in zip(places, ends, strict=True)]
 
 
-def _solved_strip(figure: go.Figure, summary: pd.DataFrame, trained: list[str], theme: Theme) -> None:
+def _solved_strip(figure: Figure, summary: pd.DataFrame, trained: list[str], theme: Theme) -> None:
     for place, model in enumerate(trained):
         rows, look = summary[summary["model"] == model], style(model, theme, trained)
         counts = [f"{round(share * runs)}/{runs}" for share, runs in zip(rows["solved"], rows["runs"], strict=True)]
@@ -261,14 +262,15 @@ def _solved_strip(figure: go.Figure, summary: pd.DataFrame, trained: list[str], 
 
 
 def over_sequence(
-    sequence: Sequence[float], rows: pd.DataFrame, names: tuple[str, str, str], theme: Theme
-) -> go.Figure:
+    sequence: Sequence[float], rows: pd.DataFrame, names: tuple[str, str, str], theme: Theme, mark_first: bool = False
+) -> Figure:
     """A heatmap over the sequence, with the sequence itself as bars above it on the same axis.
 
     Args:
         sequence: the values read, (n,).
         rows: a long table whose columns `names` are the vertical index, the step and the value.
         names: the vertical index is "unit" (hidden state, scale −1 to 1) or "target" (weights, scale 0 to 1).
+        mark_first: colours the first value, where it is the one asked for.
     """
     index, step, value = names
     grid = rows.pivot(index=index, columns=step, values=value)
@@ -279,8 +281,7 @@ def over_sequence(
     height = 110 + body + 70
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[100, body], vertical_spacing=30 / height)
     first = style("rnn" if hidden else "attention", theme)
-    target = count == 1 or hidden
-    colours = [first.line if target and t == 0 else theme.quiet for t in range(steps)]
+    colours = [first.line if mark_first and step == 0 else theme.quiet for step in range(steps)]
     figure.add_bar(
         x=list(grid.columns),
         y=list(sequence),
@@ -330,7 +331,7 @@ def index_ticks(count: int) -> list[int]:
     return [tick for tick in ticks if count - tick >= distance / 2 or tick == count] + [count] * (ticks[-1] != count)
 
 
-def _finished(figure: go.Figure, theme: Theme, height: int, left: int, right: int, bottom: int) -> go.Figure:
+def _finished(figure: Figure, theme: Theme, height: int, left: int, right: int, bottom: int) -> Figure:
     figure.update_layout(
         height=height,
         margin={"l": left, "r": right, "t": 12, "b": bottom},

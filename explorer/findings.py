@@ -41,9 +41,12 @@ def _curve_phrase(rows: pd.DataFrame, mean: dict[int, float]) -> str:
     losses = rows["median"].fillna(np.inf).tolist()
     guess = [mean[window] for window in windows]
     solved = [loss < SOLVED for loss in losses]
+    mostly = (
+        " with most seeds" if any(share < 1 for share, ok in zip(rows["solved"], solved, strict=True) if ok) else ""
+    )
     if all(solved):
         where = "every window" if len(windows) > 1 else f"window {windows[0]}"
-        return f"{{who}} solve{{s}} {where}"
+        return f"{{who}} solve{{s}} {where}{mostly}"
     lost = _tail([loss > base * (1 - MARGIN) for loss, base in zip(losses, guess, strict=True)])
     worse = _tail([loss > base * (1 + MARGIN) for loss, base in zip(losses, guess, strict=True)])
     easy = _tail(solved[::-1])
@@ -55,7 +58,7 @@ def _curve_phrase(rows: pd.DataFrame, mean: dict[int, float]) -> str:
             where = "at every window"
         return f"{where}, {{who}} {{be}} {verb} than guessing the mean"
     if easy:
-        return f"{{who}} solve{{s}} windows up to {windows[easy - 1]} and beat{{s}} guessing the mean beyond"
+        return f"{{who}} solve{{s}} windows up to {windows[easy - 1]}{mostly} and beat{{s}} guessing the mean beyond"
     return "{who} beat{s} guessing the mean but solve{s} " + ("no window" if not any(solved) else "only some windows")
 
 
@@ -69,35 +72,42 @@ def _tail(flags: list[bool]) -> int:
     return next((place for place, flag in enumerate(reversed(flags)) if not flag), len(flags))
 
 
-def hidden_finding(label: str, prediction: np.ndarray, target: np.ndarray) -> str:
+def hidden_finding(label: str, prediction: np.ndarray, target: np.ndarray, trained: bool = True) -> str:
     """What the last hidden state is good for: the answer read from it against the truth, both (T,)."""
+    state = "its last state" if trained else "its untrained last state"
     if not np.isfinite(prediction).all():
         return f"Training the {label} diverged: its weights are no longer numbers"
     if len(target) == 1:
         off = abs(prediction[0] - target[0])
-        return f"From its last state the {label} reads {prediction[0]:.2f}; the first value was {target[0]:.2f}" + (
+        return f"From {state} the {label} reads {prediction[0]:.2f}; the first value was {target[0]:.2f}" + (
             "" if off >= 0.01 else ", as it should"
         )
     error = float(np.sqrt(np.mean((prediction - target) ** 2)))
-    return f"From its last state the {label} recovers the {len(target)} values to within {error:.2f} on average"
+    guess = float(np.sqrt(np.mean((0.5 - target) ** 2)))
+    return (
+        f"From {state} the {label} recovers the {len(target)} values to within {error:.2f}; guessing 0.50 misses by "
+        f"{guess:.2f}"
+    )
 
 
-def attention_finding(weights: pd.DataFrame) -> str:
+def attention_finding(weights: pd.DataFrame, trained: bool = True) -> str:
     """Where attention looks: from an `attention_table`."""
+    who = "Attention" if trained else "Untrained attention"
     if not np.isfinite(weights["weight"]).all():
         return "Training attention diverged: its weights are no longer numbers"
     steps, targets = int(weights["step"].max()), int(weights["target"].max())
     own = weights[weights["step"] == weights["target"]]["weight"]
     if targets > 1:
-        return f"Each of the {targets} queries puts {own.mean():.0%} of its weight on its own step, on average"
+        queries = f"{targets} {'' if trained else 'untrained '}queries"
+        return f"Each of the {queries} puts {own.mean():.0%} of its weight on its own step, on average"
     top = weights.loc[weights["weight"].idxmax()]
     if top["weight"] < 1.5 / steps:
-        return f"Attention spreads its weight evenly: at most {top['weight']:.0%} on any of the {steps} steps"
+        return f"{who} spreads its weight evenly: at most {top['weight']:.0%} on any of the {steps} steps"
     share = (
         "all" if top["weight"] > 0.9995 else f"{top['weight']:.0%}" if top["weight"] < 0.995 else f"{top['weight']:.1%}"
     )
     share += "" if share == "all" else " of"
-    return f"Attention puts {share} its weight on step {int(top['step'])} of {steps}"
+    return f"{who} puts {share} its weight on step {int(top['step'])} of {steps}"
 
 
 def names(labels: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from explorer.config import RunConfig
-from explorer.experiment import RunResult, restore
+from explorer.experiment import RunResult, restore, run
 from explorer.models import MODELS
 from explorer.tasks import Level, task_named
 
@@ -83,6 +84,11 @@ def guessing_the_mean(summary: pd.DataFrame, levels: pd.DataFrame) -> dict[int, 
     forms = levels[levels["key"] == "mean"].set_index("window")["value"]
     measured = summary[summary["model"] == "mean"].set_index("window")["median"]
     return forms.to_dict() | measured.to_dict()
+
+
+def untrained(config: RunConfig) -> RunResult:
+    """The config's run before its first training step, to look inside while the training goes on."""
+    return run(replace(config, steps=0, curriculum=(), test_sequences=2))
 
 
 def moment_at(result: RunResult, step: int | None) -> int:

@@ -195,8 +195,8 @@ class Store:
     def _warn(self, folder: str | os.PathLike, error: Exception) -> None:
         self.warning = (
             f"Results cannot be stored in {os.fspath(folder)} ({getattr(error, 'strerror', None) or error}); they are "
-            "kept in memory and lost when the program ends. Free that folder or its disk, or set the environment "
-            "variable EXPLORER_STORE to a folder that can be written to."
+            "kept in memory and lost when the program ends. Make that folder writable or free some disk space, or set "
+            "the environment variable EXPLORER_STORE to another folder."
         )
         if not self._logged:
             self._logged = True
@@ -255,10 +255,9 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._temporary()
         try:
+            # Not synced to the disk, which would cost more than most runs: the digest finds what a power cut tears.
             with temporary.open("xb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
             before = path.stat().st_size if path.exists() else 0
             temporary.replace(path)
         except BaseException:

@@ -6,10 +6,10 @@ import streamlit as st
 
 from explorer import figures
 from explorer.findings import hidden_finding
-from explorer.measures import answer, hidden_table, sequence
+from explorer.measures import answer, hidden_table, sequence, untrained
 from explorer.models import MODELS
 from explorer.ui import work
-from explorer.ui.picture import heading, loss_text, numbers, origin, picture, run_budget, theme
+from explorer.ui.picture import heading, numbers, origin, picture, run_budget, theme
 
 settings = st.session_state.settings
 config = replace(settings.base, model=settings.cell, window=settings.window, init_seed=settings.seed)
@@ -17,21 +17,17 @@ label = MODELS[config.model].label
 
 
 def draw(results, request):
-    if not results:
-        heading(f"The {label} is being trained", config, run_budget(config))
-        return
-    result = results[0]
+    result = results[0] if results else untrained(config)
     inputs, target = sequence(config, settings.sequence)
     table = hidden_table(result, inputs)
-    finding = hidden_finding(label, answer(result, inputs), target[0].numpy())
+    finding = hidden_finding(label, answer(result, inputs), target[0].numpy(), trained=bool(results))
     heading(finding, config, run_budget(config))
     picture(
-        figures.over_sequence(inputs[0, :, 0].tolist(), table, ("unit", "step", "value"), theme()),
+        figures.over_sequence(inputs[0, :, 0].tolist(), table, ("unit", "step", "value"), theme(), len(target[0]) == 1),
         key="hidden_state",
         alt=f"{finding}. Heatmap of {config.hidden} hidden units over {config.window} steps, below the sequence read.",
         note=f"Each column is the whole memory of the {label} after that step: {config.hidden} numbers between −1 and "
-        f"1. The answer is read from the last column alone. Test loss of this run: {loss_text(result.test_loss)}. "
-        + origin(request),
+        f"1. The answer is read from the last column alone. " + origin(request, results),
     )
     numbers(table, "hidden_state.csv", key="hidden_numbers", value="%.4f")
 

@@ -5,7 +5,7 @@ import streamlit as st
 from explorer import figures
 from explorer.experiment import grid
 from explorer.findings import curve_finding
-from explorer.measures import guessing_the_mean, levels_table, runs_table, summary_table
+from explorer.measures import SOLVED, guessing_the_mean, levels_table, runs_table, summary_table
 from explorer.models import MODELS
 from explorer.ui import work
 from explorer.ui.picture import count, heading, numbers, origin, picture, theme, training_budget
@@ -27,7 +27,8 @@ def draw(results, request):
         key="curve",
         alt=f"{finding}. Test loss against window length for {', '.join(MODELS[name].label for name in models)}.",
         note="A dot is one trained network, a line the median over its seeds, dashed a closed form. *Solved* counts "
-        f"the seeds with a loss below 0.01. Measured on {base.test_sequences} unseen sequences. {origin(request)}",
+        f"the seeds with a loss below {SOLVED}. Measured on {base.test_sequences} unseen sequences. "
+        + origin(request, results),
     )
     loss = "%.4f"
     numbers(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 
 from explorer.config import RunConfig
-from explorer.figures import LIGHT, THEMES, Theme
+from explorer.experiment import RunResult
+from explorer.figures import LIGHT, THEMES, Figure, Theme
 from explorer.jobs import Request
 from explorer.models import MODELS
 from explorer.tasks import TASKS
@@ -34,7 +34,7 @@ def heading(finding: str, config: RunConfig, budget: list[str]) -> None:
     st.markdown(f"The network {TASKS[config.task].sentence}.")
 
 
-def picture(figure: go.Figure, key: str, alt: str, note: str) -> None:
+def picture(figure: Figure, key: str, alt: str, note: str) -> None:
     """The figure with its text for those who cannot see it, and a note below."""
     st.plotly_chart(figure, theme=None, config=PLOTLY, key=key, alt=alt)
     quiet(note)
@@ -53,12 +53,15 @@ def numbers(table: pd.DataFrame, file_name: str, key: str, **formats: str) -> No
         st.download_button("Download CSV", table.to_csv(index=False), file_name, "text/csv", key=f"{key}_csv")
 
 
-def origin(request: Request) -> str:
-    """Where the results came from: trained now, or stored."""
-    stored = len(request.results) - request.trained
+def origin(request: Request, results: list[RunResult]) -> str:
+    """Where the results that are shown came from: trained now, or stored; and the loss where there is only one."""
     if request.total == 1:
-        return "Trained now." if request.trained else "From the store."
-    return f"{count(request.trained, 'run')} trained now, {stored} from the store."
+        if not results:
+            return "Not trained yet."
+        made = "Trained now" if request.trained else "From the store"
+        return f"{made}: test loss {loss_text(results[0].test_loss)}."
+    trained = min(request.trained, len(results))
+    return f"{count(trained, 'run')} trained now, {len(results) - trained} from the store."
 
 
 def count(number: int, noun: str) -> str:

@@ -36,7 +36,11 @@ def follow(configs: Sequence[RunConfig], draw: Draw) -> None:
 
     A new set of configs replaces the visitor's earlier one, whose trainings end unless somebody else waits for them.
     """
-    request = _request(tuple(configs))
+    try:
+        request = _request(tuple(configs))
+    except ValueError as error:
+        st.error(f"This cannot be run: {error}.")
+        return
     if request.wait(AT_ONCE_SECONDS):
         _end(request, draw)
         return
