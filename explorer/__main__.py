@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from explorer.config import CHOICES, RANGES, RunConfig
@@ -83,6 +84,13 @@ def port_number(text: str) -> int:
     return value
 
 
+def repeat_count(text: str) -> int:
+    value = whole(text)
+    if not 1 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{value} is not from 1 to 100")
+    return value
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status is 0, 2 for a wrong call, 130 where stopped by the user."""
     if sys.stdout is not None and hasattr(signal, "SIGPIPE"):
@@ -132,6 +140,10 @@ def build_parser() -> Parser:
     sub.add_argument("--data-seed", type=within("data_seed"), default=RunConfig.data_seed)
     sub.add_argument("--moment", type=within("steps"), metavar="STEP", help="training step; default: the last")
     sub.add_argument("--sequence-seed", type=within("init_seed"), default=1, help="draws the sequence shown")
+
+    sub = command("bench", bench, "measures how much faster the engine is than the plain loop; takes minutes")
+    sub.add_argument("--repeats", type=repeat_count, default=5, help="default 5")
+    sub.add_argument("--json", action="store_true", help="print every measurement as JSON")
 
     store = command("store", lambda options: sub.print_help(), "looks at the stored results, or removes them")
     sub = store
@@ -223,13 +235,16 @@ def trained(configs: Sequence[RunConfig], options: argparse.Namespace) -> list:
     """The results of the configs, from the store or trained now, behind a progress bar."""
     from tqdm import tqdm
 
+    from explorer import engine
+    from explorer.experiment import run
     from explorer.jobs import Pool
     from explorer.store import open_store
 
     store = open_store(enabled=not options.no_store)
     if store.warning:
         print(store.warning, file=sys.stderr)
-    request = Pool(store).submit(configs)
+    engine.prepare()
+    request = Pool(store, run=partial(run, reference=options.engine == "reference")).submit(configs)
     with tqdm(total=len(configs), desc="Training", unit="run", disable=None, leave=False) as bar:
         try:
             while not request.finished:
@@ -286,6 +301,27 @@ def inspect(options: argparse.Namespace) -> None:
     inputs, _ = measures.sequence(config, options.sequence_seed)
     table = table_of(result, inputs, measures.moment_at(result, options.moment))
     print(json.dumps({"config": config.to_dict(), "rows": table.to_dict("records")}, indent=1))
+
+
+def bench(options: argparse.Namespace) -> None:
+    from explorer.bench import bench as measure
+
+    report = measure(options.repeats, listen=lambda line: print(line, file=sys.stderr))
+    if options.json:
+        print(json.dumps(report, indent=1))
+        return
+    print(f"Times faster than the plain loop, {options.repeats} repeats")
+    print(f"{'workload':<12}{'lowest':>8}{'median':>8}{'highest':>9}   largest difference in test loss")
+    for name, ratio in report["ratio"].items():
+        difference = report["difference"][name]
+        print(f"{name:<12}{ratio['min']:8.0f}{ratio['median']:8.0f}{ratio['max']:9.0f}   {difference:.0e}")
+    cold = {part: seconds["median"] for part, seconds in report["cold"].items()}
+    print("A fresh process with its kernels on disk finishes the default workload in {total:.1f} s:".format(**cold))
+    print("  {import:.1f} s imports, {prepare:.1f} s kernels, {train:.1f} s training".format(**cold))
+    if "unavailable" in report["jax"]:
+        print("jax: not measured, " + report["jax"]["unavailable"])
+    else:
+        print("The rnn workload takes jax, warm, {median:.1f} times as long".format(**report["jax"]["ratio to engine"]))
 
 
 def store_info(options: argparse.Namespace) -> None:

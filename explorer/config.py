@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ RANGES = {
 CHOICES = {"positions": POSITIONS, "keys": KEYS, "start": STARTS}
 LEARNING_RATE_RANGE = (1e-6, 1.0)
 CLIP_RANGE = (1e-6, 1e6)
+NUMBERS = {"learning_rate": LEARNING_RATE_RANGE, "clip": CLIP_RANGE}
 
 
 class Shape(NamedTuple):
@@ -91,9 +91,12 @@ class RunConfig:
         for name in ("task", "model"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a name")
-        _check_number("learning_rate", self.learning_rate, *LEARNING_RATE_RANGE)
-        if self.clip is not None:
-            _check_number("clip", self.clip, *CLIP_RANGE)
+        for name, limits in NUMBERS.items():
+            value = getattr(self, name)
+            if value is None and name == "clip":
+                continue
+            _check_number(name, value, *limits)
+            object.__setattr__(self, name, float(value))  # 1 and 1.0 are one config: let them be written alike
         if not isinstance(self.fresh, bool):
             raise ValueError(f"fresh is {self.fresh!r}; it must be True or False")
         self._check_curriculum()
@@ -132,8 +135,8 @@ class RunConfig:
                 f"{', '.join(map(repr, foreign))} is no setting; the settings are {', '.join(sorted(known))}"
             )
         values = dict(values)
-        if "curriculum" in values:
-            values["curriculum"] = tuple(tuple(stage) for stage in values["curriculum"])
+        if isinstance(stages := values.get("curriculum"), list):
+            values["curriculum"] = tuple(tuple(stage) if isinstance(stage, list) else stage for stage in stages)
         return cls(**values)
 
 
@@ -142,6 +145,6 @@ def _whole(value) -> bool:
 
 
 def _check_number(name: str, value, low: float, high: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not low <= value <= high:
         raise ValueError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}")

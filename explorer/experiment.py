@@ -12,15 +12,16 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from importlib.metadata import version
 
 import numpy as np
 import torch
 from torch.nn.utils import vector_to_parameters
 
-from explorer import training
+from explorer import engine, training
 from explorer.config import RunConfig
-from explorer.models import MODELS, TRAINING, Model, Recurrent, build, model_named
+from explorer.models import MODELS, Model, Recurrent, build, model_named
 from explorer.tasks import task_named
 from explorer.training import Cancelled, Listener
 
@@ -67,6 +68,7 @@ class RunResult:
         return self.config.to_dict() | {k: v if np.isfinite(v) else None for k, v in numbers.items()}
 
 
+@lru_cache(maxsize=8192)
 def canonical(config: RunConfig) -> RunConfig:
     """The same run with every field that its model does not read at its default, so that equal runs are equal configs.
 
@@ -78,14 +80,19 @@ def canonical(config: RunConfig) -> RunConfig:
     task = task_named(config.task)
     unread = {f.name: f.default for f in fields(RunConfig) if f.name in OPTIONAL_FIELDS and f.name not in kind.reads}
     if config.positions == "none" and config.keys == "position" and "positions" in kind.reads:
-        # Every step scores the same: no weight has a gradient, whatever the training.
-        unread |= {f.name: f.default for f in fields(RunConfig) if f.name in TRAINING}
+        # Every step scores the same: no weight has a gradient, wherever it starts and however it is followed.
+        unread |= {f.name: f.default for f in fields(RunConfig) if f.name in ("init_seed", "learning_rate", "clip")}
+    if len(config.curriculum) == 1:
+        unread["curriculum"] = ()
     config = replace(config, **unread)
     if config.start not in kind.starts:
         raise ValueError(f"start is {config.start!r}; {kind.label} takes {', '.join(kind.starts)}")
     targets = task.shape(config.window).targets
-    per_sequence = config.window * (12 * config.hidden if issubclass(kind, Recurrent) else 4 * targets)
-    if (needed := 4 * per_sequence * config.sequences) > MEMORY_LIMIT:
+    if issubclass(kind, Recurrent):
+        per_step = 12 * config.hidden
+    else:
+        per_step = 4 * (targets if config.keys == "position+content" else 1)
+    if (needed := 4 * config.window * per_step * config.sequences) > MEMORY_LIMIT:
         raise ValueError(
             f"sequences is {config.sequences}; at window {config.window} a training step would need about "
             f"{needed / 2**30:.0f} GB of memory, and {MEMORY_LIMIT / 2**30:.0f} GB is the limit"
@@ -93,12 +100,19 @@ def canonical(config: RunConfig) -> RunConfig:
     return config
 
 
-def run(config: RunConfig, listen: Listener | None = None, cancelled: Callable[[], bool] = lambda: False) -> RunResult:
-    """Trains and scores one config.
+def run(
+    config: RunConfig,
+    listen: Listener | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+    reference: bool = False,
+) -> RunResult:
+    """Trains and scores one config: on the engine where that is ready and knows the model, else by the plain loop.
 
     Args:
-        listen: called after every training step with the number of steps done and the step's loss.
-        cancelled: asked at every step.
+        listen: called now and then, by the plain loop after every training step, with the number of steps done and the
+            last step's loss.
+        cancelled: asked at least every 50 ms.
+        reference: use the plain loop in any case. The numbers agree to about 1e-6.
 
     Raises:
         ValueError: see `canonical`.
@@ -106,19 +120,28 @@ def run(config: RunConfig, listen: Listener | None = None, cancelled: Callable[[
     """
     config = canonical(config)
     start = time.perf_counter()
-    task = task_named(config.task)
-    model = build(config, task.shape(config.window))
-    trained = training.train(config, model, task, listen, cancelled)
-    scored = training.score(config, model, task, cancelled)
+    if not reference and engine.ready(config):
+        trained, scored = engine.run(config, cancelled, listen)
+    else:
+        task = task_named(config.task)
+        model = build(config, task.shape(config.window))
+        trained = training.train(config, model, task, listen, cancelled)
+        scored = training.score(config, model, task, cancelled)
     return RunResult(
         config=config,
         test_loss=scored.loss,
         r2=scored.r2,
-        parameters=model.parameter_count,
+        parameters=trained.weights.shape[1],
         seconds=time.perf_counter() - start,
-        versions={"explorer": version("why-attention-explorer"), "torch": torch.__version__},
+        versions=versions(),
         **trained._asdict(),
     )
+
+
+@lru_cache
+def versions() -> dict[str, str]:
+    """Of this package and of torch, as results are marked with."""
+    return {"explorer": version("why-attention-explorer"), "torch": torch.__version__}
 
 
 def sweep(configs: Iterable[RunConfig], run: Callable[[RunConfig], RunResult] = run) -> Iterator[RunResult]:
@@ -157,6 +180,7 @@ def grid(
 
 def restore(result: RunResult, moment: int = -1) -> Model:
     """The run's model as it was at `result.moments[moment]`, in evaluation use: no gradients are kept for weights."""
+    torch.set_num_threads(1)  # as in training: in whichever thread, the same sums
     config = canonical(result.config)
     model = build(config, task_named(config.task).shape(config.window))
     vector_to_parameters(torch.from_numpy(result.weights[moment].copy()), model.parameters())

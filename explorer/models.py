@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from functools import cache
 
 import torch
 from torch import Generator, Tensor, nn
@@ -44,6 +45,12 @@ TRAINING = (
 )  # fmt: skip
 
 
+@cache
+def undrawn(kind: type[nn.Module]) -> type[nn.Module]:
+    """The same module with its weights left undrawn, for its constructor would draw them from the global generator."""
+    return type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
+
+
 class Recurrent(Model):
     """One layer of a torch cell, and a linear read-out of the last hidden state."""
 
@@ -55,10 +62,8 @@ class Recurrent(Model):
     def __init__(self, config: RunConfig, shape: Shape, generator: Generator):
         super().__init__()
         options = {"nonlinearity": "relu"} if config.start == "identity" else {}
-        # Made on "meta", a device without memory, so that the constructors draw nothing from the global generator.
-        cell = self.cell_type(shape.features, config.hidden, batch_first=True, device="meta", **options)
-        self.cell = cell.to_empty(device="cpu")
-        self.readout = nn.Linear(config.hidden, shape.targets, device="meta").to_empty(device="cpu")
+        self.cell = undrawn(self.cell_type)(shape.features, config.hidden, batch_first=True, **options)
+        self.readout = undrawn(nn.Linear)(config.hidden, shape.targets)
         self._draw(config, generator)
 
     def forward(self, inputs):

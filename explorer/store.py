@@ -23,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -342,9 +343,12 @@ def open_store(enabled: bool = True) -> Store:
 
 def entry_name(config: RunConfig) -> str:
     """The file name of a config's result under the present code version. Equal runs have equal names."""
-    values = canonical(config).to_dict()
-    values = {k: float(v) if isinstance(v, int) else v for k, v in values.items()}  # a rate of 1 is a rate of 1.0
-    text = json.dumps({"config": values, "code": experiment.CODE_VERSION}, sort_keys=True)
+    return _entry_name(canonical(config), experiment.CODE_VERSION)
+
+
+@lru_cache(maxsize=8192)
+def _entry_name(config: RunConfig, code: int) -> str:
+    text = json.dumps({"config": config.to_dict(), "code": code}, sort_keys=True)
     return f"{_prefix()}{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
 
 

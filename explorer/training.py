@@ -15,7 +15,8 @@ from explorer.config import RunConfig
 from explorer.models import Model
 from explorer.tasks import Task
 
-# Small tensors gain nothing from several threads a run, and the sums stay the same wherever a run is trained.
+# Small tensors gain nothing from several threads a run, and the sums stay the same wherever a run is trained. The
+# setting belongs to the calling thread, and a new thread starts with all cores: `train` and `score` repeat it.
 torch.set_num_threads(1)
 
 MOMENTS = 20
@@ -61,6 +62,7 @@ def train(
     Raises:
         Cancelled: `cancelled` said so.
     """
+    torch.set_num_threads(1)
     parameters = list(model.parameters())
     if not parameters:
         return Trained(np.empty(0, np.float32), np.zeros(1, int), np.empty((1, 0), np.float32))
@@ -101,8 +103,11 @@ class Score(NamedTuple):
 @torch.no_grad()
 def score(config: RunConfig, model: Model, task: Task, cancelled: Callable[[], bool] = lambda: False) -> Score:
     """Scores a model on `config.test_sequences` sequences drawn from `config.test_seed`."""
+    torch.set_num_threads(1)
     inputs, targets = task.sample(config.test_sequences, config.window, Generator().manual_seed(config.test_seed))
-    size = max(1, SCORE_NUMBERS // (config.window * max(config.hidden, targets.shape[1])))
+    # Weights over the sequence are held for each sequence only where they depend on it.
+    held = max(config.hidden, targets.shape[1]) if config.keys == "position+content" else config.hidden
+    size = max(1, SCORE_NUMBERS // (config.window * held))
     predictions = []
     for part in inputs.split(size):
         if cancelled():

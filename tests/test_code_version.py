@@ -16,7 +16,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = Path(__file__).with_name("training_code.json")
-WATCHED = ("config.py", "tasks.py", "models.py", "training.py", "engine/kernels.py")
+WATCHED = (
+    "config.py",
+    "tasks.py",
+    "models.py",
+    "training.py",
+    "engine/kernels.py",
+    "engine/single.py",
+    "engine/blocks.py",
+)
 
 DEPTH = {tokenize.INDENT, tokenize.DEDENT}
 LAYOUT = {tokenize.NEWLINE} | DEPTH

@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "ui": SHOWN,
     "app": SHOWN,
     "pages": SHOWN,
-    "__main__": SHOWN - {"ui"},
+    "bench": COMPUTE | {"engine", "experiment"},
+    "__main__": SHOWN - {"ui"} | {"bench"},
 }
 NAMED = set(MAY_IMPORT)
 WITH_STREAMLIT = {"ui", "app", "pages"}

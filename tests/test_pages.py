@@ -50,7 +50,8 @@ def charts(app: AppTest) -> list:
 
 
 def texts(app: AppTest) -> str:
-    return " ".join(element.value for kind in ("title", "markdown", "warning", "info") for element in getattr(app, kind))
+    kinds = (app.title, app.markdown, app.warning, app.info)
+    return " ".join(element.value for elements in kinds for element in elements)
 
 
 @pytest.mark.parametrize("page", PAGES)

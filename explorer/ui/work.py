@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import streamlit as st
 
+from explorer import engine
 from explorer.config import RunConfig
 from explorer.experiment import RunResult
 from explorer.jobs import Pool, Request
@@ -21,6 +22,7 @@ REDRAW_SECONDS = 1.5  # between two pictures of unfinished work
 @st.cache_resource(show_spinner=False)
 def pool() -> Pool:
     """The server's pool and store."""
+    engine.prepare()
     made = Pool(open_store())
     # Streamlit collects garbage after every run of a page; what the imports left need not be looked at each time.
     gc.collect()

@@ -1,0 +1,178 @@
+"""The same training as `explorer.training`, many times faster, for the models it knows.
+
+    engine.prepare()                                   # once, early: compiles in the background, or loads from disk
+    if engine.ready(config):
+        trained, score = engine.run(config)            # as training.train and training.score give them
+
+`kernels` holds the equations, `blocks` the sequences, `single` one run. Runs are independent: each is trained by one
+thread without the interpreter's lock, and gives the same numbers alone as beside others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import platform
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import platformdirs
+
+from explorer.config import RunConfig
+from explorer.training import Cancelled, Listener, Score, Trained
+
+__all__ = ["prepare", "ready", "run", "run_group", "status", "supports"]
+
+KNOWN = ("rnn", "attention", "gru", "lstm")  # made ready in this order
+
+_lock = threading.Lock()
+_preparing: threading.Thread | None = None
+_ready: set[str] = set()
+_failure = ""
+
+
+def supports(config: RunConfig) -> bool:
+    """Whether the engine can train this run, once it is ready. What it cannot, the plain loop can."""
+    return not _failure and config.model in KNOWN
+
+
+def ready(config: RunConfig) -> bool:
+    """Whether this run would start at once."""
+    return config.model in _ready
+
+
+def status() -> str:
+    """ "ready", "compiling: 2 of 4 models are ready", "not started", or "unavailable" and why."""
+    if _failure:
+        return f"unavailable: {_failure}"
+    if len(_ready) == len(KNOWN):
+        return "ready"
+    return f"compiling: {len(_ready)} of {len(KNOWN)} models are ready" if _preparing else "not started"
+
+
+def prepare(wait: bool = False) -> None:
+    """Starts to make the kernels ready in the background; does nothing a second time.
+
+    Where they are not on disk yet, a second process compiles them, so that this one is not held up. Never raises:
+    `status` says what came of it.
+    """
+    global _preparing
+    with _lock:
+        if _preparing is None:
+            _preparing = threading.Thread(target=_prepare, name="engine-prepare", daemon=True)
+            _preparing.start()
+    if wait:
+        _preparing.join()
+
+
+def run(
+    config: RunConfig, cancelled: Callable[[], bool] = lambda: False, listen: Listener | None = None
+) -> tuple[Trained, Score]:
+    """Trains and scores one canonical config that the engine supports. Safe in several threads at once.
+
+    Args:
+        cancelled: asked about a hundred times a second, from another thread.
+        listen: called now and then, about 50 times a run, with the number of steps done and the last step's loss.
+
+    Raises:
+        Cancelled: within 100 ms of `cancelled` saying so.
+        RuntimeError: the engine is unavailable.
+    """
+    if not ready(config):
+        prepare(wait=True)
+    if not ready(config):
+        raise RuntimeError(status())
+    from explorer.engine import single  # not earlier: it imports numba
+
+    return single.run(config, cancelled, listen)
+
+
+def run_group(
+    configs: Sequence[RunConfig],
+    on_result: Callable[[RunConfig, Trained, Score, float], None],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> None:
+    """Trains and scores canonical configs on all cores, in the order given.
+
+    Args:
+        on_result: called in this thread as each run finishes, with its config, what `run` gives, and its seconds.
+        cancelled: asked about fifty times a second, in this thread.
+
+    Raises:
+        Cancelled: within 100 ms of `cancelled` saying so; results that came before were handed over.
+    """
+    stop = threading.Event()
+    results: queue.SimpleQueue = queue.SimpleQueue()
+
+    def work(config: RunConfig) -> None:
+        start = time.perf_counter()
+        try:
+            outcome = run(config, stop.is_set)
+        except BaseException as error:  # raised again in the caller's thread
+            outcome = error
+        results.put((config, outcome, time.perf_counter() - start))
+
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    try:
+        for config in configs:
+            pool.submit(work, config)
+        missing = len(configs)
+        while missing:
+            if cancelled():
+                raise Cancelled
+            try:
+                config, outcome, seconds = results.get(timeout=0.02)
+            except queue.Empty:
+                continue
+            if isinstance(outcome, BaseException):
+                raise outcome
+            on_result(config, *outcome, seconds)
+            missing -= 1
+    finally:
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _prepare() -> None:
+    global _failure
+    try:
+        import numba
+
+        if not numba.config.CACHE_DIR:  # else the user has chosen; the default is beside this file, perhaps read-only
+            numba.config.CACHE_DIR = str(platformdirs.user_cache_path("why-attention") / "kernels")
+        try:
+            _load(importlib.import_module("explorer.engine.kernels"), Path(numba.config.CACHE_DIR))
+        except Exception:  # a damaged or unwritable cache: once more, with an empty one
+            numba.config.CACHE_DIR = tempfile.mkdtemp(prefix="why-attention-")
+            sys.modules.pop("explorer.engine.kernels", None)
+            _load(importlib.import_module("explorer.engine.kernels"), Path(numba.config.CACHE_DIR))
+    except Exception as error:
+        _failure = f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _load(kernels: ModuleType, cache: Path) -> None:
+    """Makes all models ready, each as soon as another process has compiled it, or at once if that was done before."""
+    importlib.import_module("explorer.engine.single")
+    equations = Path(kernels.__file__).read_bytes()
+    mark = cache / f"compiled-{hashlib.sha256(equations + platform.processor().encode()).hexdigest()[:16]}"
+    if not mark.exists():
+        command = [sys.executable, "-m", "explorer.engine"]
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as compiler:
+            for line in compiler.stdout:
+                kernels.prepare(line.strip())
+                _ready.add(line.strip())
+    for model in KNOWN:
+        kernels.prepare(model)
+        _ready.add(model)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
