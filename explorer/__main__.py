@@ -35,6 +35,13 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
 def within(name: str) -> Callable[[str], int]:
     low, high = RANGES[name]
 
@@ -180,8 +187,8 @@ def add_run_options(parser: Parser) -> None:
         )
     for name, allowed in CHOICES.items():
         parser.add_argument(f"--{name}", choices=allowed, default=getattr(defaults, name))
-    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate, metavar="RATE")
-    parser.add_argument("--clip", type=float, metavar="NORM", help="largest gradient norm; default: no clipping")
+    parser.add_argument("--learning-rate", type=number, default=defaults.learning_rate, metavar="RATE")
+    parser.add_argument("--clip", type=number, metavar="NORM", help="largest gradient norm; default: no clipping")
     parser.add_argument("--fresh", action="store_true", help="draw new training sequences at every step")
     parser.add_argument("--curriculum", type=curriculum, default=(), metavar="WINDOW:STEPS,…")
     parser.add_argument("--engine", choices=["auto", "reference"], default="auto")
@@ -265,7 +272,9 @@ def sweep(options: argparse.Namespace) -> None:
     from explorer.measures import levels_table, runs_table, summary_table
     from explorer.models import MODELS
 
-    base = base_config(options)
+    base = base_config(options, window=options.windows[0])
+    if options.csv:
+        options.csv.open("a").close()  # a file that cannot be written is better known before the training
     results = trained(grid(base, options.models, options.windows, options.init_seeds, options.data_seeds), options)
     rows = [result.to_dict() for result in results]
     if options.csv:
@@ -290,6 +299,8 @@ def sweep(options: argparse.Namespace) -> None:
 
 
 def inspect(options: argparse.Namespace) -> None:
+    import numpy as np
+
     from explorer import measures
 
     table_of = {"hidden": measures.hidden_table, "attention": measures.attention_table}[options.what]
@@ -300,7 +311,8 @@ def inspect(options: argparse.Namespace) -> None:
     result = trained([config], options)[0]
     inputs, _ = measures.sequence(config, options.sequence_seed)
     table = table_of(result, inputs, measures.moment_at(result, options.moment))
-    print(json.dumps({"config": config.to_dict(), "rows": table.to_dict("records")}, indent=1))
+    table = table.astype(object).where(np.isfinite(table), None)  # a run that diverged has numbers that JSON has not
+    print(json.dumps({"config": config.to_dict(), "rows": table.to_dict("records")}, indent=1, allow_nan=False))
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -344,4 +356,10 @@ def store_clear(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if status == EXIT_STOPPED:
+        # Threads may be in the middle of a training step, where an orderly exit would have to wait for them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -109,7 +109,7 @@ def loss_curve(
     """
     trained = [model for model in dict.fromkeys(summary["model"]) if model not in set(levels["key"])]
     baselines = [model for model in dict.fromkeys(summary["model"]) if model in set(levels["key"])]
-    windows = sorted(set(summary["window"]) | set(levels["window"]))
+    windows = sorted(set(summary["window"]) | set(levels["window"])) or [4, 128]
     strip = 24 * max(len(trained), 1) + 6
     height = 440 + strip
     figure = make_subplots(
@@ -213,7 +213,7 @@ def _loss_range(runs, summary, levels, log_loss) -> tuple[float, float]:
     top = min(top, 4 * max(losses.quantile(0.9) if len(losses) else 0.1, 0.1))
     if not log_loss:
         return -0.04 * top, 1.06 * top
-    bottom = max(losses[losses > 0].min() if (losses > 0).any() else FLOOR, FLOOR)
+    bottom = max(losses.min() if len(losses) else FLOOR, FLOOR)
     return math.log10(bottom) - 0.3, math.log10(top) + 0.2
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from explorer.measures import SOLVED
 from explorer.models import MODELS
 
 # A median within this share of the baseline's loss is called "no better", not "worse": the test's standard error.
@@ -38,38 +37,41 @@ def curve_finding(summary: pd.DataFrame, mean: dict[int, float]) -> str:
 
 def _curve_phrase(rows: pd.DataFrame, mean: dict[int, float]) -> str:
     windows = rows["window"].tolist()
-    losses = rows["median"].fillna(np.inf).tolist()
-    guess = [mean[window] for window in windows]
-    solved = [loss < SOLVED for loss in losses]
-    mostly = (
-        " with most seeds" if any(share < 1 for share, ok in zip(rows["solved"], solved, strict=True) if ok) else ""
-    )
+    # A run that diverged has no loss: where half of them did, the model is lost whatever the others' median.
+    losses = np.where(rows["diverged"] * 2 >= rows["runs"], np.inf, rows["median"].fillna(np.inf))
+    ratios = losses / [mean[window] for window in windows]
+    solved = (rows["solved"] > 0.5).tolist()
+    easy = next((place for place, ok in enumerate(solved) if not ok), len(solved))
+    mostly = " with most seeds" if (rows["solved"][: easy or None] < 1).any() else ""
+    lost = [place for place, ratio in enumerate(ratios) if ratio > 1 - MARGIN and not solved[place]]
     if all(solved):
         where = "every window" if len(windows) > 1 else f"window {windows[0]}"
         return f"{{who}} solve{{s}} {where}{mostly}"
-    lost = _tail([loss > base * (1 - MARGIN) for loss, base in zip(losses, guess, strict=True)])
-    worse = _tail([loss > base * (1 + MARGIN) for loss, base in zip(losses, guess, strict=True)])
-    easy = _tail(solved[::-1])
     if lost:
-        verb = "worse" if worse == lost else "no better"
-        start = windows[-lost]
-        where = f"at window {start}" if lost == 1 else f"from window {start} on"
-        if lost == len(windows) and lost > 1:
-            where = "at every window"
-        return f"{where}, {{who}} {{be}} {verb} than guessing the mean"
+        verb = "worse" if all(ratios[place] > 1 + MARGIN for place in lost) else "no better"
+        return f"{_places(lost, windows)}, {{who}} {{be}} {verb} than guessing the mean"
     if easy:
         return f"{{who}} solve{{s}} windows up to {windows[easy - 1]}{mostly} and beat{{s}} guessing the mean beyond"
-    return "{who} beat{s} guessing the mean but solve{s} " + ("no window" if not any(solved) else "only some windows")
+    return "{who} beat{s} guessing the mean but solve{s} " + ("only some windows" if any(solved) else "no window")
+
+
+def _places(places: list[int], windows: list[int]) -> str:
+    """Which of the windows, as the start of a sentence."""
+    named = [str(windows[place]) for place in places]
+    if len(places) == len(windows) > 1:
+        return "at every window"
+    if len(places) == 1:
+        return f"at window {named[0]}"
+    if places[-1] - places[0] == len(places) - 1 and places[-1] == len(windows) - 1:
+        return f"from window {named[0]} on"
+    return (
+        f"at windows {named[0]} and {named[1]}" if len(places) == 2 else f"at {len(places)} of {len(windows)} windows"
+    )
 
 
 def _filled(phrase: str, labels: list[str]) -> str:
     one = len(labels) == 1
     return phrase.format(who=names(labels), s="s" if one else "", be="is" if one else "are")
-
-
-def _tail(flags: list[bool]) -> int:
-    """How many at the end are true without a gap."""
-    return next((place for place, flag in enumerate(reversed(flags)) if not flag), len(flags))
 
 
 def hidden_finding(label: str, prediction: np.ndarray, target: np.ndarray, trained: bool = True) -> str:
@@ -101,7 +103,7 @@ def attention_finding(weights: pd.DataFrame, trained: bool = True) -> str:
         queries = f"{targets} {'' if trained else 'untrained '}queries"
         return f"Each of the {queries} puts {own.mean():.0%} of its weight on its own step, on average"
     top = weights.loc[weights["weight"].idxmax()]
-    if top["weight"] < 1.5 / steps:
+    if top["weight"] < 1.25 / steps and weights["weight"].min() > 0.75 / steps:
         return f"{who} spreads its weight evenly: at most {top['weight']:.0%} on any of the {steps} steps"
     share = (
         "all" if top["weight"] > 0.9995 else f"{top['weight']:.0%}" if top["weight"] < 0.995 else f"{top['weight']:.1%}"

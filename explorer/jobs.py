@@ -54,9 +54,14 @@ class Job:
         return not any(request.alive for request in tuple(self.requests))
 
     @property
+    def settled(self) -> bool:
+        """True once there is a result or an error, and not where the run was dropped."""
+        return self.result is not None or bool(self.error)
+
+    @property
     def cost_done(self) -> float:
         """The part of the cost that is behind it."""
-        return self.cost if self.ended else self.cost * self.steps_done / (self.config.steps + 1)
+        return self.cost if self.settled else self.cost * self.steps_done / (self.config.steps + 1)
 
     def listen(self, step: int, loss: float) -> None:
         """Takes the training loop's word of a step."""
@@ -71,13 +76,14 @@ class Request:
         self._configs = configs
         self._jobs: list[Job] = []
         self._cancelled = False
+        self._waiting = 0  # threads in `wait`
         self._asked = self.started = time.monotonic()
         self.stored = 0  # results that were in the store when the request was made
 
     @property
     def alive(self) -> bool:
-        """False once cancelled or left unasked for longer than PATIENCE."""
-        return not self._cancelled and time.monotonic() - self._asked < PATIENCE
+        """False once cancelled, or left unasked for longer than PATIENCE while nobody waits."""
+        return not self._cancelled and (self._waiting > 0 or time.monotonic() - self._asked < PATIENCE)
 
     @property
     def finished(self) -> bool:
@@ -88,7 +94,7 @@ class Request:
     @property
     def lost(self) -> bool:
         """True where jobs ended because nobody asked for a while: the request must be made again."""
-        return not self._cancelled and any(job.ended and job.result is None and not job.error for job in self._jobs)
+        return not self._cancelled and any(job.ended and not job.settled for job in self._jobs)
 
     @property
     def stopped(self) -> bool:
@@ -113,7 +119,7 @@ class Request:
     @property
     def ended(self) -> int:
         """How many of the results are there, or failed."""
-        return sum(job.ended for job in self._jobs)
+        return sum(job.settled for job in self._jobs)
 
     @property
     def trained(self) -> int:
@@ -141,7 +147,11 @@ class Request:
     def wait(self, seconds: float) -> bool:
         """Returns `finished` as soon as it is true, or after that many seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.finished, seconds)
+            self._waiting += 1
+            try:
+                return self._changed.wait_for(lambda: self.finished, seconds)
+            finally:
+                self._waiting -= 1
 
     def cancel(self) -> None:
         """Ends the request: jobs that nobody else waits for stop at their next training step."""
@@ -193,10 +203,11 @@ class Pool:
                 jobs[config] = current
                 current.requests.append(request)
             request._jobs = [jobs[canonical(config)] for config in configs]
-            while len(self._threads) < min(self._workers, len(self._waiting)):
+            while self._waiting and len(self._threads) < self._workers:
                 thread = threading.Thread(target=self._work, name=f"training-{len(self._threads) + 1}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
+            request._asked = time.monotonic()
             self._changed.notify_all()
         return request
 
@@ -208,7 +219,7 @@ class Pool:
             if not job.unwanted():
                 self._train(job)
             with self._changed:
-                if job.result is None and not job.error and not job.unwanted():
+                if not job.settled and not job.unwanted():
                     self._waiting.append(job)  # wanted again, just as it stopped
                     continue
                 job.ended = True

@@ -4,19 +4,21 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from explorer import jobs
+from explorer import experiment, jobs
 from explorer.config import RunConfig
-from explorer.experiment import Cancelled, run
+from explorer.experiment import Cancelled
 from explorer.jobs import Pool, cost
 from explorer.models import MODELS
 from explorer.store import Store
 
 TINY = RunConfig(window=4, steps=3, sequences=8, test_sequences=16)
+run = partial(experiment.run, reference=True)  # the plain loop, which tells of each step
 TOO_LONG = 30  # seconds after which a test that waits gives up
 
 
@@ -107,7 +109,7 @@ def test_results_come_in_the_order_asked_and_equal_those_of_run():
         replace(TINY, steps=40),
         replace(TINY, model="gru"),
     ]
-    request = Pool(Store(None), workers=2).submit(configs)
+    request = Pool(Store(None), workers=2, run=run).submit(configs)
     assert request.wait(TOO_LONG)
     assert [result.config for result in request.results] == configs
     assert [result.test_loss for result in request.results] == [run(config).test_loss for config in configs]
@@ -304,7 +306,7 @@ def test_a_run_wanted_again_while_it_stops_is_given():
 
 
 def test_cancel_and_asking_again_never_loses_a_run():
-    pool = Pool(Store(None), workers=2)
+    pool = Pool(Store(None), workers=2, run=run)
     for config in seeds(*range(1, 16), base=replace(TINY, steps=10)):
         for _ in range(config.init_seed % 4):  # cancelled at various moments: at once, or some way in
             earlier = pool.submit([config])

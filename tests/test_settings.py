@@ -82,6 +82,9 @@ def test_every_control_takes_its_default_and_each_of_its_values(control):
 
 @each_control
 def test_every_control_says_what_it_takes(control):
+    if isinstance(control.options, range):
+        assert control.allowed() == f"{min(control.options)} to {max(control.options)}"
+        return
     for option in control.options:
         assert control.show(option) in control.allowed()
 
@@ -186,21 +189,20 @@ def test_a_link_with_a_value_that_exists_is_followed(control):
 
 
 @each_control
-@pytest.mark.parametrize("text", NONSENSE, ids=lambda text: text[:12])
-def test_a_link_with_a_value_that_does_not_exist_is_refused_with_what_could_be(control, text):
+def test_a_link_with_a_value_that_does_not_exist_is_refused_with_what_could_be(control):
     good = texts(control, control.default)
-    bad = [*good[:-1], text]
-    (sentence,) = ignored_by_link({control.key: bad})
-    assert control.label in sentence
-    assert text[:20] in sentence
-    assert control.allowed() in sentence
-    assert sentence.endswith(".")
+    for text in NONSENSE:
+        (sentence,) = ignored_by_link({control.key: [*good[:-1], text]})
+        assert control.label in sentence
+        assert text in sentence
+        assert control.allowed() in sentence
+        assert sentence.endswith(".")
 
 
 @each_control
 def test_a_link_with_a_value_just_outside_a_range_is_refused(control):
-    if control.kind in ("slider", "number"):
-        low, high = control.options
+    if isinstance(control.options, range):
+        low, high = control.options[0], control.options[-1]
         for number in (low - 1, high + 1):
             assert len(ignored_by_link({control.key: [str(number)]})) == 1
         for number in (low, high):
@@ -255,7 +257,9 @@ def test_streamlit_follows_every_link_that_is_not_refused(which):
     assert warnings == []
 
 
-@pytest.mark.parametrize("text", [*NONSENSE, ""], ids=lambda text: text[:12] or "nothing")
+@pytest.mark.parametrize(
+    "text", ["nonsense", "", "1.5", "--5", "inf", "nan", "1e3", "9" * 5000], ids=lambda text: text[:9]
+)
 def test_what_is_refused_is_left_out_as_the_page_says(text):
     link = {c.key: [*texts(c, c.default)[:-1], text] if c.kind == "range" else [text] for c in CONTROLS}
     link = {key: value for key, value in link.items() if not BY_KEY[key].accepts(value)}
@@ -266,7 +270,7 @@ def test_what_is_refused_is_left_out_as_the_page_says(text):
 
 
 def test_the_rest_of_a_link_is_followed_where_a_part_is_refused():
-    drawn, (warning,) = drawn_with({"hidden": ["16"], "steps": ["61"], "windows": ["16", "999"], "data_seed": ["inf"]})
+    drawn, (warning,) = drawn_with({"hidden": ["16"], "steps": ["61"], "windows": ["3", "999"], "data_seed": ["inf"]})
     assert drawn == DEFAULTS | {"hidden": 16}
     assert "Training steps = 61" in warning and "Hidden units" not in warning
 

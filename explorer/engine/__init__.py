@@ -22,6 +22,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 
@@ -36,6 +38,7 @@ KNOWN = ("rnn", "attention", "gru", "lstm")  # made ready in this order
 
 _lock = threading.Lock()
 _preparing: threading.Thread | None = None
+_loading = False
 _ready: set[str] = set()
 _failure = ""
 
@@ -46,8 +49,8 @@ def supports(config: RunConfig) -> bool:
 
 
 def ready(config: RunConfig) -> bool:
-    """Whether this run would start at once."""
-    return config.model in _ready
+    """Whether this run would start at once, or as soon as its kernels are loaded from disk, in about a second."""
+    return config.model in _ready or (_loading and supports(config))
 
 
 def status() -> str:
@@ -65,9 +68,11 @@ def prepare(wait: bool = False) -> None:
     Where they are not on disk yet, a second process compiles them, so that this one is not held up. Never raises:
     `status` says what came of it.
     """
-    global _preparing
+    global _preparing, _loading
     with _lock:
         if _preparing is None:
+            with suppress(PackageNotFoundError):  # no numba: `status` will say so
+                _loading = _mark().exists()
             _preparing = threading.Thread(target=_prepare, name="engine-prepare", daemon=True)
             _preparing.start()
     if wait:
@@ -87,9 +92,9 @@ def run(
         Cancelled: within 100 ms of `cancelled` saying so.
         RuntimeError: the engine is unavailable.
     """
-    if not ready(config):
+    if config.model not in _ready:
         prepare(wait=True)
-    if not ready(config):
+    if config.model not in _ready:
         raise RuntimeError(status())
     from explorer.engine import single  # not earlier: it imports numba
 
@@ -142,31 +147,43 @@ def run_group(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _cache() -> Path:
+    """Where compiled kernels are kept; numba's own default is beside this file, which may be read-only."""
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or platformdirs.user_cache_path("why-attention") / "kernels")
+
+
+def _mark() -> Path:
+    """The file that stands in the cache once all kernels, as they are written now, are there too."""
+    equations = Path(__file__).with_name("kernels.py").read_bytes()
+    maker = f"{sys.version} {version('numba')} {platform.processor()}".encode()
+    return _cache() / f"compiled-{hashlib.sha256(equations + maker).hexdigest()[:16]}"
+
+
 def _prepare() -> None:
-    global _failure
+    global _failure, _loading
     try:
         import numba
 
-        if not numba.config.CACHE_DIR:  # else the user has chosen; the default is beside this file, perhaps read-only
-            numba.config.CACHE_DIR = str(platformdirs.user_cache_path("why-attention") / "kernels")
         try:
-            _load(importlib.import_module("explorer.engine.kernels"), Path(numba.config.CACHE_DIR))
+            numba.config.CACHE_DIR = str(_cache())
+            _load(importlib.import_module("explorer.engine.kernels"))
         except Exception:  # a damaged or unwritable cache: once more, with an empty one
             numba.config.CACHE_DIR = tempfile.mkdtemp(prefix="why-attention-")
             sys.modules.pop("explorer.engine.kernels", None)
-            _load(importlib.import_module("explorer.engine.kernels"), Path(numba.config.CACHE_DIR))
+            _load(importlib.import_module("explorer.engine.kernels"))
     except Exception as error:
         _failure = f"{type(error).__name__}: {error}".splitlines()[0]
+    _loading = False
 
 
-def _load(kernels: ModuleType, cache: Path) -> None:
+def _load(kernels: ModuleType) -> None:
     """Makes all models ready, each as soon as another process has compiled it, or at once if that was done before."""
+    from numba import config
+
     importlib.import_module("explorer.engine.single")
-    equations = Path(kernels.__file__).read_bytes()
-    mark = cache / f"compiled-{hashlib.sha256(equations + platform.processor().encode()).hexdigest()[:16]}"
-    if not mark.exists():
+    if not _mark().exists():
         command = [sys.executable, "-m", "explorer.engine"]
-        environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+        environment = os.environ | {"NUMBA_CACHE_DIR": config.CACHE_DIR}
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as compiler:
             for line in compiler.stdout:
                 kernels.prepare(line.strip())
@@ -174,5 +191,6 @@ def _load(kernels: ModuleType, cache: Path) -> None:
     for model in KNOWN:
         kernels.prepare(model)
         _ready.add(model)
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
+    if str(_cache()) == config.CACHE_DIR:
+        _mark().parent.mkdir(parents=True, exist_ok=True)
+        _mark().touch()

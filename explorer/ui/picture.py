@@ -46,11 +46,18 @@ def quiet(text: str) -> None:
 
 
 def numbers(table: pd.DataFrame, file_name: str, key: str, **formats: str) -> None:
-    """The picture's numbers as a table, folded away, and as a CSV file. `formats`: a printf format for a column."""
-    with st.expander("The numbers"):
-        columns = {name: st.column_config.NumberColumn(format=text) for name, text in formats.items()}
-        st.dataframe(table, hide_index=True, column_config=columns, key=key)
-        st.download_button("Download CSV", table.to_csv(index=False), file_name, "text/csv", key=f"{key}_csv")
+    """The picture's numbers as a table, folded away, and as a CSV file. `formats`: how a column's numbers are shown."""
+    # What is folded away is not sent: the table's code is the largest part of a page after the chart's.
+    folded = st.expander("The numbers", key=key, on_change="rerun")
+    if folded.open:
+        columns = {
+            name: st.column_config.NumberColumn(name.replace("_", " ").capitalize(), format=formats.get(name))
+            if pd.api.types.is_numeric_dtype(table[name])
+            else st.column_config.TextColumn(name.replace("_", " ").capitalize())
+            for name in table
+        }
+        folded.dataframe(table, hide_index=True, column_config=columns)
+        folded.download_button("Download CSV", table.to_csv(index=False), file_name, "text/csv")
 
 
 def origin(request: Request, results: list[RunResult]) -> str:

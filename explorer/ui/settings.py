@@ -9,7 +9,8 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.config import SEED_LIMIT, RunConfig
+from explorer import engine
+from explorer.config import RunConfig
 from explorer.models import MODELS
 from explorer.tasks import TASKS
 
@@ -25,15 +26,16 @@ RECURRENT = tuple(name for name, model in MODELS.items() if model.inside == "hid
 class Control:
     """One setting: how it is drawn, where, and what it may be.
 
-    key: its name in the link. options: the values it may take; for a whole number from a range, (low, high) with
-    kind "number" or "slider". reads: the models' field it stands for; where no shown model reads that, it is not drawn.
+    key: its name in the link. options: the values it may take, for Streamlit leaves out of a link what is none of a
+    list of options, while a number it may bend, or stumble over. reads: the model's field that it stands for; where no
+    model shown reads that, it is not drawn.
     """
 
     key: str
     label: str
     help: str
-    kind: str  # choice, switch, many, stops, range, slider, number
-    options: tuple
+    kind: str  # choice (of one), many, stops (on a slider), range (two stops)
+    options: Sequence
     default: Any
     pages: tuple[str, ...] = ALL
     reads: str = ""
@@ -42,40 +44,26 @@ class Control:
 
     def draw(self) -> Any:
         """Draws the widget, bound to the link, and returns its value."""
-        shared = {"key": self.key, "help": self.help, "bind": "query-params"}
+        shared = {"key": self.key, "help": self.help, "format_func": self.show, "bind": "query-params"}
         if self.kind == "choice":
-            return st.selectbox(
-                self.label, self.options, index=self.options.index(self.default), format_func=self.show, **shared
-            )
+            return st.selectbox(self.label, self.options, index=self.options.index(self.default), **shared)
         if self.kind == "many":
-            chosen = st.pills(
-                self.label, self.options, default=self.default, selection_mode="multi", format_func=self.show, **shared
-            )
+            chosen = st.pills(self.label, self.options, default=self.default, selection_mode="multi", **shared)
             return [option for option in self.options if option in chosen]
-        if self.kind == "switch":
-            return st.segmented_control(
-                self.label, self.options, default=self.default, required=True, format_func=self.show, **shared
-            )
-        if self.kind in ("stops", "range"):
-            return st.select_slider(self.label, self.options, value=self.default, format_func=self.show, **shared)
-        draw = st.slider if self.kind == "slider" else st.number_input
-        low, high = self.options
-        return draw(self.label, min_value=low, max_value=high, value=self.default, step=1, **shared)
+        return st.select_slider(self.label, self.options, value=self.default, **shared)
 
     def accepts(self, texts: Sequence[str]) -> bool:
         """Whether the link's texts for this setting are values it can take."""
-        if self.kind in ("slider", "number"):
-            low, high = self.options
-            return len(texts) == 1 and texts[0].lstrip("-").isdecimal() and low <= int(texts[0]) <= high
         allowed = {self.show(option) for option in self.options}
-        if self.kind == "range":
-            return len(texts) == 2 and all(text in allowed for text in texts)
-        return all(text in allowed for text in texts) and (self.kind == "many" or len(texts) == 1)
+        if self.kind == "many" and list(texts) == [""]:
+            return True  # none of them
+        count = {"many": len(texts), "range": 2}.get(self.kind, 1)
+        return len(texts) == count and all(text in allowed for text in texts)
 
     def allowed(self) -> str:
         """What it takes, for a sentence."""
-        if self.kind in ("slider", "number"):
-            return f"{self.options[0]} to {self.options[1]}"
+        if isinstance(self.options, range):
+            return f"{self.options[0]} to {self.options[-1]}"
         return ", ".join(self.show(option) for option in self.options)
 
 
@@ -114,7 +102,7 @@ CONTROLS = (
     Control(
         "hidden", "Hidden units", "Numbers in the one vector that a recurrent model carries from step to step. "
         "More units hold more, and cost more.",
-        "slider", (1, 64), 8, reads="hidden",
+        "stops", range(1, 65), 8, reads="hidden",
     ),
     Control(
         "sequences", "Training sequences", "How many sequences the models learn from, the same ones at every step; "
@@ -128,15 +116,15 @@ CONTROLS = (
     Control(
         "seeds", "Weight seeds", "How many times each model is trained, from other random starting weights. "
         "Every seed is a dot; more seeds show how much is luck.",
-        "slider", (1, 20), 10, pages=(CURVE,), reads="init_seed",
+        "stops", range(1, 21), 10, pages=(CURVE,), reads="init_seed",
     ),
     Control(
         "seed", "Weight seed", "Which random starting weights the run shown began with.",
-        "slider", (1, 20), 1, pages=(HIDDEN, ATTENTION), reads="init_seed",
+        "stops", range(1, 21), 1, pages=(HIDDEN, ATTENTION), reads="init_seed",
     ),
     Control(
         "sequence", "Sequence shown", "Which random sequence is read for the picture; no run was trained on it.",
-        "slider", (1, 20), 1, pages=(HIDDEN, ATTENTION),
+        "stops", range(1, 21), 1, pages=(HIDDEN, ATTENTION),
     ),
     Control(
         "learning_rate", "Learning rate", "How far each training step moves the weights. Too high overshoots, too low "
@@ -150,7 +138,7 @@ CONTROLS = (
     ),
     Control(
         "data_seed", "Data seed", "Which random sequences are drawn for training. The lesson uses 10.",
-        "number", (0, SEED_LIMIT), 10, reads="data_seed", more=True,
+        "stops", range(101), 10, reads="data_seed", more=True,
     ),
     Control(
         "test_sequences", "Test sequences", "How many unseen sequences the loss is measured on. The lesson uses 64; "
@@ -160,7 +148,7 @@ CONTROLS = (
     Control(
         "loss_axis", "Loss axis", "Log shows differences between small losses; Linear shows how far each model is from "
         "the rest.",
-        "switch", ("Linear", "Log"), "Linear", pages=(CURVE,), more=True,
+        "choice", ("Linear", "Log"), "Linear", pages=(CURVE,), more=True,
     ),
 )  # fmt: skip
 BY_KEY = {control.key: control for control in CONTROLS}
@@ -217,19 +205,18 @@ def ignored_by_link(link: Mapping[str, Sequence[str]]) -> list[str]:
         if control is None:
             sentences.append(f"“{key}” is no setting here.")
         elif not control.accepts(texts):
-            sentences.append(f"{control.label} = {', '.join(texts) or 'nothing'}: it can be {control.allowed()}.")
+            said = ", ".join(text for text in texts if text) or "nothing"
+            sentences.append(f"{control.label} = {said}: it can be {control.allowed()}.")
     return sentences
 
 
 def note_ignored_link() -> None:
-    """On a visit's first run, says which parts of its link cannot be followed."""
+    """Says on a visit's first page, and on those after it, which parts of its link could not be followed."""
     if "ignored" not in st.session_state:
         link = {key: st.query_params.get_all(key) for key in st.query_params}
-        st.session_state.ignored = ignored_by_link(link)
+        st.session_state.ignored = [sentence[:200] for sentence in ignored_by_link(link)]
     if st.session_state.ignored:
-        st.warning(
-            "This link asks for something that is not there, so it was left out: " + " ".join(st.session_state.ignored)
-        )
+        st.warning("A part of the link was left out. " + " ".join(st.session_state.ignored))
 
 
 def draw(page: str) -> Settings:
@@ -247,6 +234,8 @@ def draw(page: str) -> Settings:
             for control in shown:
                 if control.more and not (control.key == "batch" and values["sequences"] != FRESH):
                     values[control.key] = control.draw()
+            if (status := engine.status()) != "ready":
+                st.markdown(f":small[:gray[Fast training is {status}. The plain loop serves meanwhile.]]")
         with place:
             _draw_presets(values)
     return Settings(values)

@@ -14,7 +14,7 @@ from explorer.experiment import RunResult
 from explorer.jobs import Pool, Request
 from explorer.store import open_store
 
-AT_ONCE_SECONDS = 0.5  # work that is done by then shows no progress
+AT_ONCE_SECONDS = 1.0  # work that is done by then shows no progress
 POLL_SECONDS = 0.5
 REDRAW_SECONDS = 1.5  # between two pictures of unfinished work
 
