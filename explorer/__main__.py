@@ -109,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(stop if stop.args else "Stopped.", file=sys.stderr)
         return EXIT_STOPPED
 
 
@@ -250,8 +250,10 @@ def trained(configs: Sequence[RunConfig], options: argparse.Namespace) -> list:
     store = open_store(enabled=not options.no_store)
     if store.warning:
         print(store.warning, file=sys.stderr)
-    engine.prepare()
-    request = Pool(store, run=partial(run, reference=options.engine == "reference")).submit(configs)
+    reference = options.engine == "reference"
+    if not reference:
+        engine.prepare()
+    request = Pool(store, run=partial(run, reference=reference)).submit(configs)
     with tqdm(total=len(configs), desc="Training", unit="run", disable=None, leave=False) as bar:
         try:
             while not request.finished:
@@ -260,10 +262,12 @@ def trained(configs: Sequence[RunConfig], options: argparse.Namespace) -> list:
         except KeyboardInterrupt:
             request.cancel()
             kept = "" if options.no_store else " and are in the store"
-            print(f"Stopped: {len(request.results)} of {len(configs)} runs are finished{kept}.", file=sys.stderr)
-            raise
+            finished = f"{len(request.results)} of {len(configs)} runs are finished{kept}"
+            raise KeyboardInterrupt(f"Stopped: {finished}.") from None
     if request.errors:
         raise ValueError(" ".join(request.errors))
+    if request.lost:
+        raise ValueError(f"{len(configs) - len(request.results)} of {len(configs)} runs ended early; start it again")
     return request.results
 
 

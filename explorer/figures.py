@@ -262,7 +262,7 @@ def _solved_strip(figure: Figure, summary: pd.DataFrame, trained: list[str], the
 
 
 def over_sequence(
-    sequence: Sequence[float], rows: pd.DataFrame, names: tuple[str, str, str], theme: Theme, mark_first: bool = False
+    sequence: Sequence[float], rows: pd.DataFrame, names: tuple[str, str, str], theme: Theme, mark: str | None = None
 ) -> Figure:
     """A heatmap over the sequence, with the sequence itself as bars above it on the same axis.
 
@@ -270,7 +270,7 @@ def over_sequence(
         sequence: the values read, (n,).
         rows: a long table whose columns `names` are the vertical index, the step and the value.
         names: the vertical index is "unit" (hidden state, scale −1 to 1) or "target" (weights, scale 0 to 1).
-        mark_first: colours the first value, where it is the one asked for.
+        mark: where the first value is the one asked for, the model in whose colour it is drawn.
     """
     index, step, value = names
     grid = rows.pivot(index=index, columns=step, values=value)
@@ -280,8 +280,7 @@ def over_sequence(
     body = min(max(150, 44 * count), 430)
     height = 110 + body + 70
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[100, body], vertical_spacing=30 / height)
-    first = style("rnn" if hidden else "attention", theme)
-    colours = [first.line if mark_first and step == 0 else theme.quiet for step in range(steps)]
+    colours = [style(mark, theme).line if mark and step == 0 else theme.quiet for step in range(steps)]
     figure.add_bar(
         x=list(grid.columns),
         y=list(sequence),

@@ -26,7 +26,8 @@ def curve_finding(summary: pd.DataFrame, mean: dict[int, float]) -> str:
             return "Nothing is trained yet"
         first = summary.iloc[0]
         losses = summary.loc[summary["model"] == first["model"], "median"]
-        return f"{first['label']} learns nothing and misses by {losses.min():.4f} to {losses.max():.4f}"
+        span = f"{losses.min():.4f}" + (f" to {losses.max():.4f}" if len(losses) > 1 else "")
+        return f"{first['label']} learns nothing and misses by {span}"
     phrases: dict[str, list[str]] = {}
     for _, rows in trained.groupby("label", sort=False):
         phrases.setdefault(_curve_phrase(rows.sort_values("window"), mean), []).append(rows["label"].iloc[0])

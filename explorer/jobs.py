@@ -12,6 +12,7 @@ goes on as long as one of its requests is alive: neither cancelled, nor left una
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -25,6 +26,7 @@ from explorer.config import RunConfig
 from explorer.experiment import Cancelled, RunResult, canonical
 from explorer.store import Store
 
+CLOSE_SECONDS = 10.0  # the longest wait for a thread at the end of the program
 PATIENCE = 5.0  # seconds for which a request may stay unasked before its jobs end
 
 log = logging.getLogger(__name__)
@@ -176,6 +178,8 @@ class Pool:
         self._current: dict[RunConfig, Job] = {}
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
+        self._closed = False
+        atexit.register(self.close)
 
     def submit(self, configs: Iterable[RunConfig]) -> Request:
         """Asks for results. Those in the store are there when this returns; the rest are trained in this order.
@@ -197,7 +201,7 @@ class Pool:
                     request.stored += 1
                     continue
                 current = self._current.get(config)
-                if current is None or current.unwanted():
+                if current is None:
                     self._current[config] = current = job
                     self._waiting.append(job)
                 jobs[config] = current
@@ -211,15 +215,25 @@ class Pool:
             self._changed.notify_all()
         return request
 
+    def close(self) -> None:
+        """Ends all training, at the end of the program: one that ends while a thread is inside torch is aborted."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS)
+
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
                 job = self._waiting.popleft()
             if not job.unwanted():
                 self._train(job)
             with self._changed:
-                if not job.settled and not job.unwanted():
+                if not (job.settled or job.unwanted() or self._closed):
                     self._waiting.append(job)  # wanted again, just as it stopped
                     continue
                 job.ended = True
@@ -228,11 +242,14 @@ class Pool:
                 self._changed.notify_all()
 
     def _train(self, job: Job) -> None:
+        def cancelled() -> bool:
+            return self._closed or job.unwanted()
+
         def compute(config: RunConfig) -> RunResult:
-            return self._run(config, job.listen, job.unwanted)
+            return self._run(config, job.listen, cancelled)
 
         try:
-            job.result, job.trained = self.store.get(job.config, compute, job.unwanted)
+            job.result, job.trained = self.store.get(job.config, compute, cancelled)
         except Cancelled:
             pass
         except MemoryError:

@@ -143,7 +143,7 @@ def attention_table(result: RunResult, inputs: Tensor, moment: int = -1) -> pd.D
 def _require(result: RunResult, inside: str, what: str) -> None:
     if MODELS[result.config.model].inside != inside:
         having = ", ".join(name for name, model in MODELS.items() if model.inside == inside)
-        raise ValueError(f"model is {result.config.model!r}, which has no {what}; {having} has")
+        raise ValueError(f"model is {result.config.model!r}, which has no {what}; it must be one of {having}")
 
 
 def _long(values: np.ndarray, names: tuple[str, str, str]) -> pd.DataFrame:

@@ -20,6 +20,7 @@ def draw(results, request):
     table = attention_table(result, inputs)
     finding = attention_finding(table, trained=bool(results))
     heading(finding, config, run_budget(config))
+    mark = config.model if len(target[0]) == 1 else None
     picture(
         figures.over_sequence(
             inputs[0, :, 0].tolist(), table, ("target", "step", "weight"), theme(), len(target[0]) == 1

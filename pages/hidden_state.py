@@ -22,12 +22,13 @@ def draw(results, request):
     table = hidden_table(result, inputs)
     finding = hidden_finding(label, answer(result, inputs), target[0].numpy(), trained=bool(results))
     heading(finding, config, run_budget(config))
+    mark = config.model if len(target[0]) == 1 else None
     picture(
-        figures.over_sequence(inputs[0, :, 0].tolist(), table, ("unit", "step", "value"), theme(), len(target[0]) == 1),
+        figures.over_sequence(inputs[0, :, 0].tolist(), table, ("unit", "step", "value"), theme(), mark),
         key="hidden_state",
         alt=f"{finding}. Heatmap of {config.hidden} hidden units over {config.window} steps, below the sequence read.",
-        note=f"Each column is the whole memory of the {label} after that step: {config.hidden} numbers between −1 and "
-        f"1. The answer is read from the last column alone. " + origin(request, results),
+        note=f"Each column is the hidden state after that step: {config.hidden} numbers between −1 and 1. "
+        "The answer is read from the last column alone. " + origin(request, results),
     )
     numbers(table, "hidden_state.csv", key="hidden_numbers", value="%.4f")
 

@@ -20,6 +20,8 @@ def draw(results, request):
     levels = levels_table(base, windows)
     dashed = levels[levels["key"].isin(models) | ~levels["key"].isin(list(MODELS))]
     finding = curve_finding(summary, guessing_the_mean(summary, levels))
+    if results and len(results) < request.total:
+        finding = f"So far: {finding}"
     heading(finding, base, [*training_budget(base, models), count(settings.seeds, "weight seed")])
     log_loss = settings.loss_axis == "Log"
     picture(

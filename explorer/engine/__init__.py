@@ -49,8 +49,10 @@ def supports(config: RunConfig) -> bool:
 
 
 def ready(config: RunConfig) -> bool:
-    """Whether this run would start at once, or as soon as its kernels are loaded from disk, in about a second."""
-    return config.model in _ready or (_loading and supports(config))
+    """Whether this run would start at once. Where kernels are being loaded from disk, waits for that, about a second."""
+    if _loading and config.model not in _ready:
+        prepare(wait=True)
+    return config.model in _ready
 
 
 def status() -> str:
@@ -154,9 +156,9 @@ def _cache() -> Path:
 
 def _mark() -> Path:
     """The file that stands in the cache once all kernels, as they are written now, are there too."""
-    equations = Path(__file__).with_name("kernels.py").read_bytes()
-    maker = f"{sys.version} {version('numba')} {platform.processor()}".encode()
-    return _cache() / f"compiled-{hashlib.sha256(equations + maker).hexdigest()[:16]}"
+    source = Path(__file__).with_name("kernels.py").resolve()  # numba, too, keeps kernels by where their source is
+    maker = f"{source} {source.stat().st_mtime_ns} {sys.version} {version('numba')} {platform.processor()}"
+    return _cache() / f"compiled-{hashlib.sha256(source.read_bytes() + maker.encode()).hexdigest()[:16]}"
 
 
 def _prepare() -> None:

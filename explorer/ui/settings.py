@@ -215,6 +215,11 @@ def note_ignored_link() -> None:
     if "ignored" not in st.session_state:
         link = {key: st.query_params.get_all(key) for key in st.query_params}
         st.session_state.ignored = [sentence[:200] for sentence in ignored_by_link(link)]
+        refused = [key for key, texts in link.items() if key in BY_KEY and not BY_KEY[key].accepts(texts)]
+        if refused:  # of a range or a list, Streamlit would follow the half that it can
+            for key in refused:
+                del st.query_params[key]
+            st.rerun()
     if st.session_state.ignored:
         st.warning("A part of the link was left out. " + " ".join(st.session_state.ignored))
 
