@@ -1,12 +1,23 @@
 """The Streamlit entry: navigation and the shared settings; nothing else."""
 
+import sys
+
 import streamlit as st
 
-from explorer.ui import picture, settings, work
-
 st.set_page_config(page_title="Why attention?", page_icon="🔎", layout="wide")
-st.html(picture.STYLES)
+if "torch" not in sys.modules:  # the server's first page: what it needs takes seconds to load
+    st.session_state.opening = st.empty()
+    with st.session_state.opening.container():
+        st.title("Why attention?", anchor=False)
+        st.markdown(
+            "A network reads a sequence of random numbers, one a step, and must report the first one at the very end. "
+            "One that only guesses the mean of the n numbers misses it by (1/12)(1 − 1/n), as a mean squared error. "
+            "How much better are an RNN and attention? Small networks are about to be trained to find out."
+        )
 
+from explorer.ui import picture, settings, work  # noqa: E402
+
+st.html(picture.STYLES)
 CURVE = "../pages/loss_vs_window.py"
 page = st.navigation(
     [

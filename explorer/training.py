@@ -113,7 +113,12 @@ def score(config: RunConfig, model: Model, task: Task, cancelled: Callable[[], b
         if cancelled():
             raise Cancelled
         predictions.append(model(part))
-    prediction, target = torch.cat(predictions).double(), targets.double()  # (B, T)
+    return scored(torch.cat(predictions), targets)
+
+
+def scored(prediction: torch.Tensor, target: torch.Tensor) -> Score:
+    """The score of predictions (B, T) against targets (B, T)."""
+    prediction, target = prediction.double(), target.double()
     error = prediction - target
     prediction, target = prediction - prediction.mean(0), target - target.mean(0)
     spread = (prediction**2).mean(0) * (target**2).mean(0)  # (T,)

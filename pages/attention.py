@@ -22,9 +22,7 @@ def draw(results, request):
     heading(finding, config, run_budget(config))
     mark = config.model if len(target[0]) == 1 else None
     picture(
-        figures.over_sequence(
-            inputs[0, :, 0].tolist(), table, ("target", "step", "weight"), theme(), len(target[0]) == 1
-        ),
+        figures.over_sequence(inputs[0, :, 0].tolist(), table, ("target", "step", "weight"), theme(), mark),
         key="attention",
         alt=f"{finding}. Heatmap of the attention weights over {config.window} steps, below the sequence read.",
         note="A weight is a share: how much of that step's value is taken. The shares of a row add up to 1, and the "

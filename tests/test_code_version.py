@@ -24,6 +24,7 @@ WATCHED = (
     "engine/kernels.py",
     "engine/single.py",
     "engine/blocks.py",
+    "engine/stacked.py",
 )
 
 DEPTH = {tokenize.INDENT, tokenize.DEDENT}

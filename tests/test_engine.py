@@ -15,6 +15,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from explorer import engine, experiment, training
 from explorer.config import RunConfig, Shape
+from explorer.engine import stacked
+from explorer.experiment import canonical
 from explorer.models import build
 from explorer.tasks import TASKS, Task, task_named
 
@@ -256,3 +258,45 @@ def test_importing_the_engine_does_not_import_numba():
     code = "import sys; from explorer import engine; print('numba' in sys.modules, engine.status())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False not started"
+
+
+# Before the kernels are there
+
+
+@pytest.mark.parametrize("seed", [0, 1, 10, 11, 2**31 - 1])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"model": "rnn", "window": 5},
+        {"model": "rnn", "window": 32, "hidden": 3, "fresh": True, "sequences": 7},
+        {"model": "rnn", "task": "any", "window": 6, "learning_rate": 0.03},
+        {"model": "attention", "window": 16},
+        {"model": "attention", "task": "any", "window": 6, "width": 5, "fresh": True},
+    ],
+    ids=repr,
+)
+def test_a_stack_of_seeds_trains_each_as_the_plain_loop_does(variant, seed):
+    config = canonical(RunConfig(**variant, init_seed=seed, steps=12, test_sequences=600))
+    assert stacked.supports(config)
+    (trained, score), plain = stacked.run(config), experiment.run(config, reference=True)
+    assert score.loss == pytest.approx(plain.test_loss, abs=1e-6)
+    assert score.r2 == pytest.approx(plain.r2, abs=1e-5)
+    assert np.array_equal(trained.moments, plain.moments)
+    np.testing.assert_allclose(trained.train_loss, plain.train_loss, atol=1e-6)
+    np.testing.assert_allclose(trained.weights, plain.weights, atol=1e-5)
+
+
+def test_a_stack_can_be_cancelled_and_asked_for_again():
+    config = canonical(RunConfig(window=64, init_seed=21, steps=500))
+    asked = []
+    with pytest.raises(experiment.Cancelled):
+        stacked.run(config, lambda: asked.append(1) or len(asked) > 3)
+    assert len(asked) == 4
+    short = canonical(RunConfig(window=4, init_seed=21, steps=3))
+    assert stacked.run(short)[1] == stacked.run(short)[1]
+
+
+@pytest.mark.parametrize("fields", [{"start": "orthogonal"}, {"clip": 1.0}, {"model": "gru"}, {"positions": "none"}])
+def test_what_a_stack_cannot_do_is_left_to_others(fields):
+    model = {"model": "attention"} if "positions" in fields else {}
+    assert not stacked.supports(canonical(RunConfig(**(model | fields))))

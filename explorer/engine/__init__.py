@@ -4,7 +4,8 @@
     if engine.ready(config):
         trained, score = engine.run(config)            # as training.train and training.score give them
 
-`kernels` holds the equations, `blocks` the sequences, `single` one run. Runs are independent: each is trained by one
+`kernels` holds the equations, `blocks` the sequences, `single` one run; `stacked` trains the lesson's two models until
+their kernels are compiled. Runs are independent: each is trained by one
 thread without the interpreter's lock, and gives the same numbers alone as beside others.
 """
 
@@ -30,6 +31,7 @@ from types import ModuleType
 import platformdirs
 
 from explorer.config import RunConfig
+from explorer.engine import stacked
 from explorer.training import Cancelled, Listener, Score, Trained
 
 __all__ = ["prepare", "ready", "run", "run_group", "status", "supports"]
@@ -49,10 +51,10 @@ def supports(config: RunConfig) -> bool:
 
 
 def ready(config: RunConfig) -> bool:
-    """Whether this run would start at once. Where kernels are being loaded from disk, waits for that, about a second."""
+    """Whether this run would start at once; waits about a second where kernels are just being loaded from disk."""
     if _loading and config.model not in _ready:
         prepare(wait=True)
-    return config.model in _ready
+    return config.model in _ready or stacked.supports(config)
 
 
 def status() -> str:
@@ -95,6 +97,8 @@ def run(
         RuntimeError: the engine is unavailable.
     """
     if config.model not in _ready:
+        if stacked.supports(config):
+            return stacked.run(config, cancelled, listen)
         prepare(wait=True)
     if config.model not in _ready:
         raise RuntimeError(status())

@@ -15,6 +15,7 @@ from explorer.jobs import Pool, Request
 from explorer.store import open_store
 
 AT_ONCE_SECONDS = 1.0  # work that is done by then shows no progress
+OPENING_SECONDS = 4.0  # for which a server's first page keeps its opening words rather than show half a picture
 POLL_SECONDS = 0.5
 REDRAW_SECONDS = 1.5  # between two pictures of unfinished work
 
@@ -43,7 +44,11 @@ def follow(configs: Sequence[RunConfig], draw: Draw) -> None:
     except ValueError as error:
         st.error(f"This cannot be run: {error}.")
         return
-    if request.wait(AT_ONCE_SECONDS):
+    opening = st.session_state.pop("opening", None)
+    done = request.wait(OPENING_SECONDS if opening else AT_ONCE_SECONDS)
+    if opening:
+        opening.empty()
+    if done:
         _end(request, draw)
         return
 
