@@ -248,7 +248,8 @@ def test_without_numba_the_engine_says_so(missing):
         f"import sys; sys.modules[{missing!r}] = None\n"
         "from explorer import engine; from explorer.config import RunConfig\n"
         "engine.prepare(wait=True); engine.prepare()\n"
-        "print(engine.ready(RunConfig()), engine.supports(RunConfig()), engine.status())"
+        "gru = RunConfig(model='gru'); print(engine.ready(gru), engine.supports(gru), engine.status())\n"
+        "assert engine.ready(RunConfig()), 'a stack of seeds needs no numba'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("False False unavailable: ") and missing in done.stdout

@@ -47,7 +47,7 @@ _failure = ""
 
 def supports(config: RunConfig) -> bool:
     """Whether the engine can train this run, once it is ready. What it cannot, the plain loop can."""
-    return not _failure and config.model in KNOWN
+    return stacked.supports(config) or (not _failure and config.model in KNOWN)
 
 
 def ready(config: RunConfig) -> bool:
