@@ -175,7 +175,7 @@ def loss_curve(
     ticks = {"tickvals": windows, "ticktext": [str(window) for window in windows]}
     figure.update_xaxes(
         type="log",
-        range=[(left - 0.07 * span) * math.log10(2), (right + 0.21 * span) * math.log10(2)],
+        range=[(left - 0.11 * span) * math.log10(2), (right + 0.21 * span) * math.log10(2)],
         **ticks,
         showgrid=False,
         zeroline=False,
