@@ -5,9 +5,10 @@ import sys
 import streamlit as st
 
 st.set_page_config(page_title="Why attention?", page_icon="🔎", layout="wide")
-if "torch" not in sys.modules:  # the server's first page: what it needs takes seconds to load
-    st.session_state.opening = st.empty()
-    with st.session_state.opening.container():
+opening = st.empty()
+first_page = "torch" not in sys.modules  # of the server: what a page needs takes seconds to load
+if first_page:
+    with opening.container():
         st.title("Why attention?", anchor=False)
         st.markdown(
             "A network reads a sequence of random numbers, one a step, and must report the first one at the very end. "
@@ -30,5 +31,7 @@ page = st.navigation(
 )
 settings.note_ignored_link()
 st.session_state.settings = settings.draw(page.url_path or settings.CURVE)
+st.session_state.opening = opening if first_page else None
 work.note_store()
 page.run()
+opening.empty()

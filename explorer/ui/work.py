@@ -44,7 +44,7 @@ def follow(configs: Sequence[RunConfig], draw: Draw) -> None:
     except ValueError as error:
         st.error(f"This cannot be run: {error}.")
         return
-    opening = st.session_state.pop("opening", None)
+    opening = st.session_state.opening
     done = request.wait(OPENING_SECONDS if opening else AT_ONCE_SECONDS)
     if opening:
         opening.empty()
