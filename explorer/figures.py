@@ -119,12 +119,12 @@ def loss_curve(
     show = (lambda loss: np.maximum(loss, FLOOR)) if log_loss else (lambda loss: loss)
 
     for key, rows in levels.groupby("key", sort=False):
-        look = style(str(key), theme)
+        look = style(str(key), theme) if key in STYLES else Style(theme.ink, theme.ink, "dash", "circle")
         figure.add_scatter(
             x=rows["window"],
             y=show(rows["value"]),
             mode="lines",
-            line={"color": look.line, "width": 1.6, "dash": look.dash if key in STYLES else "dash"},
+            line={"color": look.line, "width": 1.6, "dash": look.dash},
             name=rows["label"].iloc[0],
             customdata=rows["formula"],
             hovertemplate="%{customdata} = %{y:.4f}<extra>closed form, window %{x}</extra>",
@@ -135,9 +135,10 @@ def loss_curve(
         look = style(model, theme, trained)
         seeds, medians = runs[runs["model"] == model], summary[summary["model"] == model]
         seeds = seeds[np.isfinite(seeds["test_loss"])]
-        dodge = 2 ** (0.05 * (place - len(baselines) - (len(trained) - 1) / 2)) if len(trained) > 2 else 1
+        # Where many models' dots would lie upon each other they stand side by side.
+        aside = place - len(baselines) - (len(trained) - 1) / 2 if model in trained and len(trained) > 2 else 0
         figure.add_scatter(
-            x=seeds["window"] * dodge,
+            x=seeds["window"] * 2 ** (0.05 * aside),
             y=show(seeds["test_loss"]),
             mode="markers",
             marker={
