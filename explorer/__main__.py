@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import errno
 import json
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -106,7 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.command(options) or 0
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(f"{parser.prog}: {what}", file=sys.stderr)
+        return EXIT_USAGE
+    except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt as stop:
@@ -129,12 +136,34 @@ def build_parser() -> Parser:
 
     sub = command("sweep", sweep, "trains models at several windows and prints a row for each model and window")
     add_run_options(sub)
-    sub.add_argument("--models", type=listed(lambda name: [name]), default="rnn,attention,mean", metavar="NAMES")
-    sub.add_argument("--windows", type=listed(lambda text: [within("window")(text)]), default="4,8,16,32,64,128")
     sub.add_argument(
-        "--init-seeds", type=listed(seed_range), default="1-10", metavar="SEEDS", help="such as 1-10 or 1,5"
+        "--models",
+        type=listed(lambda name: [name]),
+        default="rnn,attention,mean",
+        metavar="NAMES",
+        help="of rnn, gru, lstm, attention, mean, constant; default %(default)s",
     )
-    sub.add_argument("--data-seeds", type=listed(seed_range), default="10", metavar="SEEDS")
+    sub.add_argument(
+        "--windows",
+        type=listed(lambda text: [within("window")(text)]),
+        default="4,8,16,32,64,128",
+        metavar="LIST",
+        help="steps in a sequence, each 2 to 1024; default %(default)s",
+    )
+    sub.add_argument(
+        "--init-seeds",
+        type=listed(seed_range),
+        default="1-10",
+        metavar="SEEDS",
+        help="of the starting weights, such as 1-10 or 1,5; default %(default)s",
+    )
+    sub.add_argument(
+        "--data-seeds",
+        type=listed(seed_range),
+        default="10",
+        metavar="SEEDS",
+        help="of the training sequences; default %(default)s",
+    )
     sub.add_argument("--csv", type=Path, metavar="FILE", help="also write a row for each run to this file")
     sub.add_argument("--json", action="store_true", help="print a list with an object for each run instead")
 
@@ -142,9 +171,15 @@ def build_parser() -> Parser:
     add_run_options(sub)
     sub.add_argument("--what", required=True, choices=["hidden", "attention"])
     sub.add_argument("--model", help="default: rnn for hidden, attention for attention")
-    sub.add_argument("--window", type=within("window"), default=RunConfig.window)
-    sub.add_argument("--init-seed", type=within("init_seed"), default=RunConfig.init_seed)
-    sub.add_argument("--data-seed", type=within("data_seed"), default=RunConfig.data_seed)
+    sub.add_argument(
+        "--window", type=within("window"), default=RunConfig.window, metavar="N", help="default %(default)s"
+    )
+    sub.add_argument(
+        "--init-seed", type=within("init_seed"), default=RunConfig.init_seed, metavar="N", help="default %(default)s"
+    )
+    sub.add_argument(
+        "--data-seed", type=within("data_seed"), default=RunConfig.data_seed, metavar="N", help="default %(default)s"
+    )
     sub.add_argument("--moment", type=within("steps"), metavar="STEP", help="training step; default: the last")
     sub.add_argument("--sequence-seed", type=within("init_seed"), default=1, help="draws the sequence shown")
 
@@ -186,12 +221,31 @@ def add_run_options(parser: Parser) -> None:
             help=f"{low} to {high}; default %(default)s",
         )
     for name, allowed in CHOICES.items():
-        parser.add_argument(f"--{name}", choices=allowed, default=getattr(defaults, name))
-    parser.add_argument("--learning-rate", type=number, default=defaults.learning_rate, metavar="RATE")
+        about = {"positions": "of attention", "keys": "of attention", "start": "starting weights of recurrent models"}[
+            name
+        ]
+        parser.add_argument(
+            f"--{name}", choices=allowed, default=getattr(defaults, name), help=f"{about}; default %(default)s"
+        )
+    parser.add_argument(
+        "--learning-rate",
+        type=number,
+        default=defaults.learning_rate,
+        metavar="RATE",
+        help="up to 1; default %(default)s",
+    )
     parser.add_argument("--clip", type=number, metavar="NORM", help="largest gradient norm; default: no clipping")
     parser.add_argument("--fresh", action="store_true", help="draw new training sequences at every step")
-    parser.add_argument("--curriculum", type=curriculum, default=(), metavar="WINDOW:STEPS,…")
-    parser.add_argument("--engine", choices=["auto", "reference"], default="auto")
+    parser.add_argument(
+        "--curriculum",
+        type=curriculum,
+        default=(),
+        metavar="WINDOW:STEPS,…",
+        help="windows trained one after the other; the steps add up to --steps",
+    )
+    parser.add_argument(
+        "--engine", choices=["auto", "reference"], default="auto", help="reference: the plain loop in any case"
+    )
     parser.add_argument("--no-store", action="store_true", help="neither read nor write stored results")
 
 
@@ -202,7 +256,23 @@ def base_config(options: argparse.Namespace, **fields) -> RunConfig:
     return RunConfig(**{name: getattr(options, name) for name in names} | fields)
 
 
+def check_address(address: str, port: int) -> None:
+    """Raises ValueError where a server could not listen there."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except socket.gaierror:
+        raise ValueError(f"--address {address!r} is not known; localhost is this machine alone") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"--port {port} is taken; choose another") from None
+        raise ValueError(f"--address {address!r} with --port {port}: {error.strerror}") from None
+
+
 def open_app(options: argparse.Namespace) -> int:
+    check_address(options.address, options.port)
     root = Path(__file__).resolve().parent.parent
     command = [sys.executable, "-m", "streamlit", "run", str(root / "explorer" / "app.py")]
     command += ["--server.port", str(options.port), "--server.address", options.address]
@@ -360,6 +430,7 @@ def store_clear(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    logging.lastResort = logging.NullHandler()  # what a user should know is printed
     status = main()
     if status == EXIT_STOPPED:
         # Threads may be in the middle of a training step, where an orderly exit would have to wait for them.

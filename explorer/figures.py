@@ -97,7 +97,12 @@ def style(model: str, theme: Theme, models: Sequence[str] = ()) -> Style:
 
 
 def loss_curve(
-    runs: pd.DataFrame, summary: pd.DataFrame, levels: pd.DataFrame, theme: Theme, log_loss: bool = False
+    runs: pd.DataFrame,
+    summary: pd.DataFrame,
+    levels: pd.DataFrame,
+    theme: Theme,
+    log_loss: bool = False,
+    windows: Sequence[int] = (),
 ) -> Figure:
     """Test loss against window length, and below it how many seeds solved the task.
 
@@ -106,10 +111,11 @@ def loss_curve(
         summary: `measures.summary_table`: lines through the medians.
         levels: `measures.levels_table`, of the limits and baselines to draw dashed.
         log_loss: a logarithmic loss axis.
+        windows: that the window axis has room for, besides those in the tables.
     """
     trained = [model for model in dict.fromkeys(summary["model"]) if model not in set(levels["key"])]
     baselines = [model for model in dict.fromkeys(summary["model"]) if model in set(levels["key"])]
-    windows = sorted(set(summary["window"]) | set(levels["window"])) or [4, 128]
+    windows = sorted({*summary["window"], *levels["window"], *windows}) or [4, 128]
     strip = 24 * max(len(trained), 1) + 6
     height = 440 + strip
     figure = make_subplots(

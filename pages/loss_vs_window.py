@@ -20,24 +20,26 @@ def draw(results, request):
     levels = levels_table(base, windows)
     dashed = levels[levels["key"].isin(models) | ~levels["key"].isin(list(MODELS))]
     finding = curve_finding(summary, guessing_the_mean(summary, levels))
-    if results and len(results) < request.total:
-        finding = f"So far: {finding}"
+    if len(results) < request.total:  # a claim about windows or seeds would be one about those that happen to be in
+        finding = f"{len(results)} of {count(request.total, 'network')} are trained so far"
     heading(finding, base, [*training_budget(base, models), count(settings.seeds, "weight seed")])
     log_loss = settings.loss_axis == "Log"
     picture(
-        figures.loss_curve(runs, summary, dashed, theme(), log_loss),
+        figures.loss_curve(runs, summary, dashed, theme(), log_loss, windows),
         key="curve",
         alt=f"{finding}. Test loss against window length for {', '.join(MODELS[name].label for name in models)}.",
-        note="A dot is one trained network, a line the median over its seeds, dashed a closed form. *Solved* counts "
+        note="A dot is one trained network, a line the median over its seeds, of which the title speaks, dashed a "
+        "closed form. *Solved* counts "
         f"the seeds with a loss below {SOLVED}. Measured on {base.test_sequences} unseen sequences. "
         + origin(request, results),
     )
+    forms = levels.pivot(index="window", columns="key", values="value").add_prefix("closed_form_")
     loss = "%.4f"
     numbers(
-        summary.merge(levels.pivot(index="window", columns="key", values="value"), on="window"),
+        summary.drop(columns="label").merge(forms, on="window"),
         "loss_vs_window.csv",
         key="curve_numbers",
-        **dict.fromkeys(["median", "lowest", "highest", *levels["key"].unique()], loss),
+        **dict.fromkeys(["median", "lowest", "highest", *forms], loss),
         solved="percent",
         seconds="%.2f s",
     )

@@ -57,14 +57,19 @@ class Control:
         allowed = {self.show(option) for option in self.options}
         if self.kind == "many" and list(texts) == [""]:
             return True  # none of them
-        count = {"many": len(texts), "range": 2}.get(self.kind, 1)
-        return len(texts) == count and all(text in allowed for text in texts)
+        if not all(text in allowed for text in texts):
+            return False
+        if self.kind == "range":
+            places = [[self.show(option) for option in self.options].index(text) for text in texts]
+            return len(texts) == 2 and places == sorted(places)
+        return self.kind == "many" or len(texts) == 1
 
     def allowed(self) -> str:
         """What it takes, for a sentence."""
         if isinstance(self.options, range):
             return f"{self.options[0]} to {self.options[-1]}"
-        return ", ".join(self.show(option) for option in self.options)
+        options = ", ".join(self.show(option) for option in self.options)
+        return f"two of {options}, the lower first" if self.kind == "range" else options
 
 
 def _task(name: str) -> str:
@@ -215,7 +220,7 @@ def note_ignored_link() -> None:
     if "ignored" not in st.session_state:
         link = {key: st.query_params.get_all(key) for key in st.query_params}
         st.session_state.ignored = [sentence[:200] for sentence in ignored_by_link(link)]
-        refused = [key for key, texts in link.items() if key in BY_KEY and not BY_KEY[key].accepts(texts)]
+        refused = [key for key, texts in link.items() if key not in BY_KEY or not BY_KEY[key].accepts(texts)]
         if refused:  # of a range or a list, Streamlit would follow the half that it can
             for key in refused:
                 del st.query_params[key]
