@@ -145,7 +145,7 @@ def test_settings_survive_a_change_of_page_and_a_reload(page, address):
     page.goto(f"{address}/?{SMALL}&hidden=5")
     wait_until_done(page)
     page.get_by_role("link", name="Hidden state").click()
-    expect(page.get_by_text("Recurrent model")).to_be_visible()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("last state")
     wait_until_done(page)
     assert "5 hidden units" in page.get_by_test_id("stMain").inner_text()
     page.reload()
@@ -160,9 +160,11 @@ def test_a_stopped_sweep_keeps_what_is_finished_and_can_go_on(page, address):
     # The first windows take moments, the last ones minutes.
     page.goto(f"{address}/?windows=4&windows=256&seeds=1&steps=5000&hidden=64&sequences=1024&models=Mean&models=RNN")
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_text(re.compile(r"Stopped with \d+ of 14 runs finished"))).to_be_visible()
+    told = page.get_by_text(re.compile(r"Stopped with \d+ of 14 runs finished"))
+    expect(told).to_be_visible()
     wait_until_done(page)
-    assert {t["points"] for t in traces(page) if t["name"] == "Mean"} == {7}
+    finished = int(re.search(r"\d+", told.inner_text())[0])
+    assert sum(t["points"] for t in traces(page) if t["name"] in ("Mean", "RNN") and t["points"] < 7) == finished
     page.get_by_role("button", name="Continue").click()
     expect(page.get_by_test_id("stProgress")).to_be_visible()
     page.get_by_role("button", name="Stop").click()
@@ -174,8 +176,6 @@ def test_back_leads_to_the_page_before_with_its_settings(page, address):
     wait_until_done(page)
     page.get_by_role("link", name="Attention").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Attention puts")
-    # Streamlit puts an entry of its own between two pages, so that it takes a second press.
-    page.go_back()
     page.go_back()
     expect(page.get_by_test_id("stMain")).to_contain_text("2 weight seeds")
     expect(page.get_by_test_id("stMain")).to_contain_text("5 hidden units")

@@ -18,7 +18,7 @@ CURVE, HIDDEN, ATTENTION = "Loss_vs_window", "Hidden_state", "Attention"
 ALL = (CURVE, HIDDEN, ATTENTION)
 FRESH = "fresh"
 POWERS = tuple(2**k for k in range(2, 9))
-TRAINED = tuple(name for name, model in MODELS.items() if model.reads)
+OUT_OF_SIGHT = "settings_out_of_sight"  # see look.css
 RECURRENT = tuple(name for name, model in MODELS.items() if model.inside == "hidden")
 
 
@@ -246,6 +246,11 @@ def draw(page: str) -> Settings:
                     values[control.key] = control.draw()
             if (status := engine.status()) != "ready":
                 st.markdown(f":small[:gray[Fast training is {status}. The plain loop serves meanwhile.]]")
+        with st.container(key=OUT_OF_SIGHT):
+            # Settings of other pages are drawn unseen: only what is drawn stays in the link, and survives a reload.
+            for control in CONTROLS:
+                if control not in shown or (control.key == "batch" and values["sequences"] != FRESH):
+                    values[control.key] = control.draw()
         with place:
             _draw_presets(values)
     return Settings(values)
