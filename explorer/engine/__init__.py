@@ -34,7 +34,7 @@ from explorer.config import RunConfig
 from explorer.engine import stacked
 from explorer.training import Cancelled, Listener, Score, Trained
 
-__all__ = ["prepare", "ready", "run", "run_group", "status", "supports"]
+__all__ = ["compiled", "prepare", "ready", "run", "run_group", "status", "supports"]
 
 KNOWN = ("rnn", "attention", "gru", "lstm")  # made ready in this order
 
@@ -66,6 +66,13 @@ def status() -> str:
     return f"compiling: {len(_ready)} of {len(KNOWN)} models are ready" if _preparing else "not started"
 
 
+def compiled() -> bool:
+    """Whether the kernels, as they are written now, are on disk: then `prepare` takes a second, else half a minute."""
+    with suppress(PackageNotFoundError):  # no numba: `status` will say so
+        return _mark().exists()
+    return False
+
+
 def prepare(wait: bool = False) -> None:
     """Starts to make the kernels ready in the background; does nothing a second time.
 
@@ -75,8 +82,7 @@ def prepare(wait: bool = False) -> None:
     global _preparing, _loading
     with _lock:
         if _preparing is None:
-            with suppress(PackageNotFoundError):  # no numba: `status` will say so
-                _loading = _mark().exists()
+            _loading = compiled()
             _preparing = threading.Thread(target=_prepare, name="engine-prepare", daemon=True)
             _preparing.start()
     if wait:

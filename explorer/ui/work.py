@@ -23,7 +23,8 @@ REDRAW_SECONDS = 1.5  # between two pictures of unfinished work
 @st.cache_resource(show_spinner=False)
 def pool() -> Pool:
     """The server's pool and store."""
-    engine.prepare()
+    if engine.compiled():
+        engine.prepare()
     made = Pool(open_store())
     # Streamlit collects garbage after every run of a page; what the imports left need not be looked at each time.
     gc.collect()
@@ -46,6 +47,7 @@ def follow(configs: Sequence[RunConfig], draw: Draw) -> None:
         return
     opening = st.session_state.opening
     done = request.wait(OPENING_SECONDS if opening else AT_ONCE_SECONDS)
+    engine.prepare()  # where that means compiling, the first picture's work went first
     if opening:
         opening.empty()
     if done:
