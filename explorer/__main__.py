@@ -187,8 +187,7 @@ def build_parser() -> Parser:
     sub.add_argument("--repeats", type=repeat_count, default=5, help="default 5")
     sub.add_argument("--json", action="store_true", help="print every measurement as JSON")
 
-    store = command("store", lambda options: sub.print_help(), "looks at the stored results, or removes them")
-    sub = store
+    store = command("store", store_info, "looks at the stored results, or removes them")
     actions = store.add_subparsers(metavar="ACTION", parser_class=Parser, required=True)
     for name, function, help in (
         ("info", store_info, "says where the results are and how many there are"),

@@ -245,7 +245,7 @@ def draw(page: str) -> Settings:
                 if control.more and not (control.key == "batch" and values["sequences"] != FRESH):
                     values[control.key] = control.draw()
             if (status := engine.status()) != "ready":
-                st.markdown(f":small[:gray[Fast training is {status}. The plain loop serves meanwhile.]]")
+                st.markdown(f":small[:gray[Fast training is {status}. Slower ways serve meanwhile.]]")
         with st.container(key=OUT_OF_SIGHT):
             # Settings of other pages are drawn unseen: only what is drawn stays in the link, and survives a reload.
             for control in CONTROLS:
